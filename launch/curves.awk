@@ -12,7 +12,7 @@ function text(x, y, anchor, words) {
     gsub(/</, "\\&lt;", words)
     printf "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">%s</text>\n", x, y, anchor, words
 }
-function round_gap(span, power) { # about a fifth of the span
+function round_gap(span, power) { # returns a round number, about a fifth of the span
     power = 10 ^ (int(log(span / 5) / log(10) + 100) - 100)
     return power * (span / 5 <= power * 1.001 ? 1 : span / 5 <= 2 * power ? 2 : span / 5 <= 5 * power ? 5 : 10)
 }

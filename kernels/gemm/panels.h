@@ -26,7 +26,7 @@
 #define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
     blocks as;
-    uint row, slot; /* the group's first row, and the row block that it begins */
+    uint row, slot; /* the group's first row, and the row block that this row begins */
     float whole;
 } matrix;
 

@@ -4,9 +4,9 @@
  * memory.
  */
 typedef struct prefetch_plan {
-    size_t at, stride;       /* address of the row that is prefetched now; bytes to the next */
+    size_t at, stride;       /* address of the row that is prefetched now; bytes to the next row */
     uint rows, bytes, begun; /* rows left; bytes of each row; bytes of this row prefetched so far */
-    int every;               /* dots of a tile between two parts */
+    int every;               /* dots of a tile between two parts of the prefetch */
     uint part_lines;         /* cache lines in a part */
 } prefetch_plan;
 
@@ -24,7 +24,7 @@ typedef struct prefetch_plan {
 #define PREFETCH(address, cache)
 #endif
 
-enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* NEVER: an interval in dots */ };
+enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* NEVER: more dots than a tile has */ };
 
 /* Plans a prefetch of `rows` rows of `bytes` bytes, a part every `every` dots. */
 static inline prefetch_plan prefetch_rows(size_t at, size_t stride, int rows, size_t bytes,

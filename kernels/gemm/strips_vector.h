@@ -12,8 +12,8 @@
 #else
 #define EXCESS 0
 #endif
-#define TILE_STRIDE(depth)                                                                         \
-    (LINES * (depth) + EXCESS) /* in floats; a strip has at most MOERT_GEMM_STRIP * depth */
+/* The distance of two tiles in floats. A strip has at most MOERT_GEMM_STRIP * depth floats. */
+#define TILE_STRIDE(depth) (LINES * (depth) + EXCESS)
 
 /* The next tile's sums are prefetched into the first-level cache unless they are stored past it. */
 #define PREFETCHES_SUMS(past_cache) (!(past_cache))

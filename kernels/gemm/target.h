@@ -2,8 +2,9 @@
  * The result of a work-group's GEMM, and its tiles of LINES x COLUMNS sums (picture in gemm.cl).
  *
  * Required: LINES by WIDTH, a tile in lines and vectors; PANEL (address space of the panels). A
- * panel is as wide as a tile. If PANEL_WIDTH is defined, a panel has PANEL_WIDTH vectors, a divisor
- * of WIDTH, and a tile reads several panels, which are `height` rows apart.
+ * panel is as wide as a tile unless PANEL_WIDTH is defined. With PANEL_WIDTH, a panel has
+ * PANEL_WIDTH vectors, a divisor of WIDTH, and a tile reads several panels, which are `height` rows
+ * apart.
  */
 #include "gemm/dots.h"
 
@@ -37,7 +38,7 @@ static inline target tile_of(target c, int line, int column) {
                     c.rounded != 0 ? c.rounded + at : 0};
 }
 
-/* The sums of a tile. Only constants index them in tile_vector.h, so that they stay in
+/* The sums of a tile. Only constants index this array in tile_vector.h, so that the sums stay in
  * registers. */
 typedef vec accumulators[LINES][WIDTH];
 
@@ -84,7 +85,7 @@ static inline void store_sum(vec x, target c, ulong at) {
         store_whole(x, c.at + at, c.once);
 }
 
-/* store_sum of the first n lanes. */
+/* Stores the first n lanes of x where store_sum() stores all lanes. */
 static inline void store_sum_part(vec x, target c, ulong at, int n) {
     if (BF16 && c.rounded != 0)
         store_bf16(x, c.rounded + at, n, false);

@@ -6,7 +6,8 @@
  *   operations   result[0,r,i] = result[1,r,i] = operation r of x[i], y[i], z[i]; n is a multiple
  *                of VEC
  *   sums         sums[4] = over i from `first` on, in order: sum of x, of x y, and of x^2 (in
- *                float64 if the device has it), and what rounding to a float takes from the last
+ *                float64 if the device has it), and the part of the last sum that rounding to a
+ *                float removes
  *
  * One row group. No local memory. Deterministic.
  */

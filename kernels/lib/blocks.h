@@ -89,7 +89,7 @@ static inline quantized load_quantized(const blocks *b, block_row at, int column
     return (quantized){load_payload(b, at, column, n), load_scales(b->scale, scale, stride, n)};
 }
 
-/* The values of stored scales; any NaN stands for NaN. */
+/* The values of stored scales; the value of a NaN may be any NaN. */
 static inline vec scales_of(uvec scale) {
 #if defined(HAS_FP8) && SCALE == 1
     return unpack_e4m3(as_uint(convert_byte_vec(scale)));

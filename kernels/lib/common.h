@@ -6,12 +6,12 @@
  * kernels written for GPUs run 20 to 90 times slower on CPUs. In the GPU form a row group has 32
  * work-items with vectors of 4 floats, so that its loads and stores are contiguous.
  *
- * Both forms process a row in steps of VEC floats. A work-item holds PART of them in a `vec`: item
- * i holds those from i * PART on. A sum over a row has SUM_LANES lanes in both forms, which are
- * added in the same order, so both give the same bits. Every elementwise formula is evaluated in
- * vector form. This includes tails, which are loaded with zeros and stored by count, so a value
- * does not depend on its position in a buffer. The first work-item of a row group stores the
- * results that all of its items share.
+ * Both forms process a row in steps of VEC floats. A work-item holds PART floats of a step in a
+ * `vec`: item i holds the floats from i * PART on. A sum over a row has SUM_LANES lanes in both
+ * forms, which are added in the same order, so both give the same bits. Every elementwise formula
+ * is evaluated in vector form. This includes tails, which are loaded with zeros and stored by
+ * count, so a value does not depend on its position in a buffer. The first work-item of a row group
+ * stores the results that all of its items share.
  *
  * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On NVIDIA's GPUs
  * MOERT_NVIDIA is the compute capability, 90 for sm_90; it selects instructions that PTX has and

@@ -89,7 +89,7 @@ enum { IS_F32, IS_F16, IS_BF16, IS_E4M3, IS_E5M2 };
 #define DTYPE_E4M3 8, 3, 7, 0x7Eu, 0x7Fu, 1
 #define DTYPE_E5M2 8, 2, 15, 0x7Bu, 0x7Fu, 2
 
-/* load_batch() of bf16 elements. */
+/* Loads bf16 elements as load_batch() loads floats. */
 static inline void load_bf16_batch(vec x[BATCH], global const ushort *p, int n) {
     UNROLL_FOR(int i = 0; i < BATCH; i++)
         x[i] = decode(load_shorts(p + i * VEC, n - i * VEC), DTYPE_BF16);

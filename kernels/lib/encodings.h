@@ -49,9 +49,9 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     }
     uvec code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) -
                 ((uint)(127 - bias) << mantissa);
-    if (bias < 127) { /* else the type has the exponents of a float */
+    if (bias < 127) { /* with bias 127 the type has the exponents of a float */
         code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
-        code = min(code, (uvec)overflow); /* Oclgrind is wrong with a vector and a scalar */
+        code = min(code, (uvec)overflow); /* Oclgrind gets min() of a vector and a scalar wrong */
     }
     code |= (u >> 31) << (bits - 1);
     return a > 0x7F800000u ? nan_code : code;

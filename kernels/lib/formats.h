@@ -34,8 +34,8 @@ typedef struct row_block {
     uint group, row, rows;
 } row_block;
 
-/* Row `slot`. Its group is computed only if requested, since that takes several steps; otherwise it
- * is 0. */
+/* Row `slot`. The row's group is computed only if with_group is set, since that takes several
+ * steps; otherwise the group is 0. */
 static inline row_block find_row(global const uint *ends, uint groups, uint rows, bool with_group,
                                  uint slot) {
     const bool inside = slot < (ends != 0 ? min(rows, groups > 0 ? ends[groups - 1] : 0) : rows);

@@ -16,8 +16,8 @@
     kernel /* the work-items of a work-group, in `row_groups` row groups */
 #define UNROLL             _Pragma("unroll")
 #define UNROLL_FOR(header) UNROLL for (header)
-/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled, because loop control
- * would be a tenth of the instructions. */
+/* AVX2 has 16 registers of half a vector. Loops that fill these registers are unrolled, because
+ * loop control would be a tenth of the instructions. */
 #if MOERT_CPU && defined(__AVX2__) && !defined(__AVX512F__)
 #define NARROW         1
 #define EACH_STEP_OF_K _Pragma("unroll 4")
@@ -36,9 +36,9 @@
 #endif
 #define ROLLED _Pragma("unroll 1") /* for loops whose unrolling only slows the compiler */
 /* A loop that adds floats to a scalar, one after another. Intel's driver for CPUs would split the
- * sum into several ones if the loop's length is known only at run time. It leaves vectors, chains
- * of fma and unrolled loops as they are. tests/lint_kernels.awk finds scalar sums in other loops.
- */
+ * sum into several ones if the loop's length is known only at run time. The driver leaves vectors,
+ * chains of fma and unrolled loops as they are. tests/lint_kernels.awk finds scalar sums in other
+ * loops. */
 #if MOERT_CPU && defined(__clang__)
 #define IN_ORDER_FOR(header)                                                                       \
     _Pragma("clang loop vectorize(disable) interleave(disable)") for (header)

@@ -64,15 +64,14 @@ static inline vec e2m1_steps(vec x) {
     const vec a = fabs(x), sign = as_vec((as_uvec(x) & 0x80000000u) | 0x3F800000u);
     const vec low = fmin(fma(a, (vec)2.0f, (vec)0x800004p0f), a + 0x800006p0f);
     const vec high = fmin(fma(a, (vec)0.5f, (vec)0x800008p0f), (vec)0x80000Bp0f);
-    return fma(
-        sign, (vec)-4.0f,
-        fmin(low, high)); /* both are 4 too large: minus 4, or plus 4 (8 is the sign) if x < 0 */
+    /* the minimum is 4 too large: subtracts 4 or, if x < 0, adds 4, since the sign bit is 8 */
+    return fma(sign, (vec)-4.0f, fmin(low, high));
 }
 
 /* Packs 8 results of e2m1_steps into a word. */
 static inline uint pack_e2m1(vec first, vec second) {
     const uvec a = as_uvec(first), b = as_uvec(second);
-    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* subtracts the bits of 2^23 from both */
+    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* subtracts the bits of 2^23 in a.x and a.y */
     return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
 }
 

@@ -26,7 +26,7 @@ static inline vec load_part(global const float *p, int n) {
 #ifdef ALIGNED
     return n > 0 ? *(global const vec *)p : 0.0f;
 #endif
-    if (n >= PART) /* else vload4 would be four loads */
+    if (n >= PART) /* an aligned part takes one load; vload4 would take four */
         return IS_WHOLE(p) ? *(global const vec *)p : vload_part(0, p);
     float lane[PART];
     for (int i = 0; i < PART; i++)

@@ -61,7 +61,7 @@ static inline uint2 sum_items(uint2 x, local uint2 *items) {
     return x;
 }
 
-/* Sets *digest to that of `words` words at `from`. */
+/* Sets *digest to the digest of `words` words at `from`. */
 static inline void digest_words(global const element *from, int words, uint mask,
                                 global uint2 *digest, local uint2 *items) {
     uvec plain = 0, turned = 0, seed = (as_uvec(lane_places()) + 1u) * SEED;

@@ -13,10 +13,11 @@
  * Forward: a row group owns TOKENS tokens. Backward on CPUs: a row group owns COLUMNS columns of
  * all rows of one sequence, so that it reads the sequence's tokens once and its part of a gradient
  * row stays in the cache. Backward on GPUs: a work-group of ROW_GROUPS row groups owns `share`
- * rows. It searches the sequence for tokens of these rows, up to ROOM at a time, links the tokens
- * of each row, and adds their gradients. If ROOM suffices, the work-group writes each row once.
- * Gradient: for each token that is the first of its row, a row group owns GRADIENT_COLUMNS columns
- * of that row. It follows the links, and loads the next gradient while it adds one.
+ * rows. The work-group searches the sequence for tokens of these rows, up to ROOM at a time, links
+ * the tokens of each row, and adds their gradients. If ROOM suffices, the work-group writes each
+ * row once. Gradient: for each token that is the first of its row, a row group owns
+ * GRADIENT_COLUMNS columns of that row. The row group follows the links, and loads the next
+ * gradient while it adds one.
  *
  * Local memory: 12 ROOM + 36 bytes in the backward pass on GPUs. Deterministic: a gradient row adds
  * its tokens in the order of the sequence, whatever the order in which an atomic counter collected
@@ -106,7 +107,7 @@ INLINED uint find_tokens(local found *f, global const int *token, uint from, uin
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint t = from + group_item(); t < to; t += AHEAD * ROW_GROUPS * MOERT_ITEMS) {
         uint row[AHEAD];
-        UNROLL_FOR(uint i = 0; i < AHEAD; i++) /* wraps if the token is below first_row */
+        UNROLL_FOR(uint i = 0; i < AHEAD; i++) /* UINT_MAX if a token is below first_row */
             row[i] =
                 (uint)min((ulong)token[min(t + i * ROW_GROUPS * MOERT_ITEMS, to - 1)] - first_row,
                           (ulong)UINT_MAX);

@@ -70,7 +70,7 @@ INLINED void scan_runs(scan *s, global const float *p, int runs, int n) {
     }
     peak = larger(peak.s23016745ab89efcd, peak);
     peak = larger(peak.s1032547698badcfe, peak);
-    if (any(peak != s->most && s->most > -INFINITY)) /* else the factor is 1, or the sum 0 */
+    if (any(peak != s->most && s->most > -INFINITY)) /* otherwise no sum would change */
         all *= exponentials(s->most, peak);
     UNROLL_FOR(int k = 0; k < runs; k++)
         all += exponentials(x[k], peak);

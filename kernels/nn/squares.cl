@@ -2,11 +2,11 @@
  * Sums of squares.
  *
  *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its
- *                 buffer. It owns the blocks from `block` up to that of tensor i + 1. table[i] =
- *                 (begin, length, block). A launch covers the blocks from `first_block` on, of the
- *                 tensors [first_tensor, last) of the buffer x. A block is BLOCK elements, counted
- *                 from its tensor's start, so that a sum does not depend on where the tensor lies.
- *                 x is float32 or, if BF16 is 1, bf16.
+ *                 buffer. Tensor i owns the blocks from `block` up to the first block of the next
+ *                 tensor. table[i] = (begin, length, block). A launch covers the blocks from
+ *                 `first_block` on, of the tensors [first_tensor, last) of the buffer x. A block is
+ *                 BLOCK elements, counted from its tensor's start, so that a sum does not depend on
+ *                 where the tensor lies. x is float32 or, if BF16 is 1, bf16.
  *   sum_blocks   sum[i] = the sum over the blocks of tensor i
  *
  * A row group owns one block (sum_squares); ROW_GROUPS row groups add the blocks of a tensor

@@ -1,7 +1,7 @@
 /*
- * The kernels that run before and after the GEMMs of an op (include/moert/ops.h). They convert
- * operands to float32 and gather them in the order of the groups; they scale, round and scatter the
- * results.
+ * The kernels that run before and after the GEMMs of an op (include/moert/ops.h). These kernels
+ * convert operands to float32 and gather them in the order of the groups; they scale, round and
+ * scatter the results.
  *
  *   op_load_rows     to[r,:] = from[source(r),:]                   rows below ends[groups - 1]
  *   op_store_rows    row target(r) of `to` = result of acc[r,:]    the same rows

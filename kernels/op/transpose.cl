@@ -3,10 +3,10 @@
  * operands that must be contiguous along K. Groups without rows in `ends` are skipped, since no
  * GEMM reads them.
  *
- * A work-group of 256 transposes a tile of 128 x 128 bytes through local memory. It loads and
- * stores words of 16 bytes; a work-item stores 4 of them, from 16 x 4 bytes. Rows and columns must
- * be multiples of 16. Required: nothing. Grid: (tiles across, tiles down, groups). Local memory:
- * 16512 bytes. Deterministic.
+ * A work-group of 256 transposes a tile of 128 x 128 bytes through local memory. The work-group
+ * loads and stores words of 16 bytes; a work-item transposes 16 x 4 bytes to 4 words, which it
+ * stores. Rows and columns must be multiples of 16. Required: nothing. Grid: (tiles across, tiles
+ * down, groups). Local memory: 16512 bytes. Deterministic.
  */
 #define TILE 128
 

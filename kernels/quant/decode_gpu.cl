@@ -31,8 +31,8 @@ enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
 #error "decode_gpu.cl has only a GPU form"
 #endif
 
-/* The value of one element. Its bits, moved to their place in a float32, are the value divided by a
- * power of two, for subnormal values as well. */
+/* The value of one element. The element's bits, moved to their place in a float32, are the value
+ * divided by a power of two, for subnormal values as well. */
 static inline float decode_one(int format, uint code) {
     const uint magnitude = code & 0x7F;
     if (format >= E2M1_E8M0)

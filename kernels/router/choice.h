@@ -66,7 +66,8 @@ static inline void merge_lists(uint list[SLOTS], const uint other[SLOTS]) {
                 order(&list[i], &list[i + d]);
 }
 
-/* In assembly, since the compiler would compare several times. */
+/* Returns the larger or the smaller of a and b, by assembly, since the compiler would compare
+ * several times. */
 static inline uint extreme(bool larger, uint a, uint b) {
     uint x;
     __asm__("{ .reg .pred p; .reg .b32 low, high; setp.ne.u32 p, %3, 0; min.u32 low, %1, %2; "

@@ -34,7 +34,7 @@ INLINED void choose_slots(global const float *l, global const float *bias, uint 
     mine[0] = choose(keys, topk, &distinct, row_group) & EXPERT_BITS;
     if (distinct)
         return;
-    vec x[PARTS]; /* rare; computes the scores again, which saves registers */
+    vec x[PARTS]; /* in this rare case computes the scores again, which saves registers */
     load_token(x, l);
     const row again = score_row(x, row_group);
     make_keys(x, &again, bias, true, allowed, keys, row_group);
@@ -128,8 +128,8 @@ KERNEL void router_counts(global const float *scores, global const uint *ends, g
 
 /* ---- backward ---- */
 
-/* Returns {sum s, sum s * a} of a row. The first is 0 for a softmax, the second if a is null.
- * Without shuffles, sums contain barriers, which must not be under conditions. */
+/* Returns {sum s, sum s * a} of a row. The first sum is 0 for a softmax, the second sum is 0 if a
+ * is null. Without shuffles, sums contain barriers, which must not be under conditions. */
 static inline float2 held_sums(const vec s[STEPS], global const float *a, local float *row_group) {
     vec sum = 0.0f, weighted = 0.0f;
     UNROLL_FOR(int i = 0; i < STEPS; i++) {

@@ -26,7 +26,7 @@
 #endif
 
 /* A barrier of the items of a row group, which then see each other's stores to local memory. On
- * NVIDIA's GPUs it may be under a condition that all items of the row group share. */
+ * NVIDIA's GPUs the barrier may be under a condition that all items of the row group share. */
 static inline void sync_items(void) {
 #if HAS_SHUFFLES
     __asm__ volatile("bar.warp.sync 0xFFFFFFFF;" : : : "memory");

@@ -20,16 +20,16 @@
  *                        normalised
  *   others, all e:       dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e g_e
  *   z-loss, all e:       dl_e += z_factor lse p_e
- * (ds/dl) / s is 1 - s for the sigmoid. For sqrt-softplus, where sigmoid(l) = 1 - exp(-s^2), it is
- * (1 - exp(-s^2)) / (2 s^2): between 0 and 1/2, and 1/2 where s^2 underflows.
+ * (ds/dl) / s is 1 - s for the sigmoid. For sqrt-softplus, where sigmoid(l) = 1 - exp(-s^2),
+ * (ds/dl) / s is (1 - exp(-s^2)) / (2 s^2): between 0 and 1/2, and 1/2 where s^2 underflows.
  *
  * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T];
  * bias, aux [E] or null, aux [S,E] with ends; mass [S,E], counts uint [S,E], ends uint [S] or null.
  * A token with a logit that is not finite (or a NaN in the bias) gets index -2, -1, -1, ..., and
  * zeros everywhere else.
  *
- * A row group computes TOKENS tokens. It runs over E in steps of VEC experts; the last step is
- * masked. Required: nothing. No local memory.
+ * A row group computes TOKENS tokens. The row group runs over E in steps of VEC experts; the last
+ * step is masked. Required: nothing. No local memory.
  *
  * Deterministic: a token's result depends on that token's row only. Sums over E add lane by lane,
  * then the lanes as a tree; sums over K add by slot.

@@ -18,8 +18,8 @@ static inline void load_token(vec x[PARTS], global const float *p) {
                          EXPERTS - token_offset() - i * PART_STRIDE);
 }
 
-/* x / total; with MOERT_FAST by one reciprocal for all lanes, with the bits of NVIDIA's compiler
- * for a division by 1 to 256. */
+/* Returns x / total. With MOERT_FAST, multiplies all lanes by one reciprocal; NVIDIA's compiler
+ * gives a division the same bits if total is from 1 to 256. */
 static inline vec divided(vec x, float total) {
 #ifdef MOERT_FAST
     float inverse;
@@ -48,7 +48,8 @@ INLINED row score_row(const vec x[PARTS], local float *row_group) {
     r.top = token_max(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), row_group);
     UNROLL_FOR(int i = 0; i < PARTS; i++) {
         const vec exponential = moert_exp(padded[i] - r.top);
-        const vec checked = fma(x[i], (vec)0.0f, exponential); /* a NaN if a logit is not finite */
+        /* `checked` is NaN in lanes whose logit is not finite */
+        const vec checked = fma(x[i], (vec)0.0f, exponential);
         sum[i % TOKENS] = i < TOKENS ? checked : sum[i % TOKENS] + checked;
         r.s[i] = is_pointwise(SCORE) ? pointwise_scores(padded[i], SCORE) : exponential;
     }

@@ -86,7 +86,7 @@ def read_lines(form, path, first, end):
         at = 0
         if form == "jsonl":
             at = first
-            if first > 0:  # the line that began before belongs to the part before
+            if first > 0:  # a line that began before `first` belongs to the preceding part
                 file.seek(first - 1)
                 at = first - 1 + len(file.readline())
         while form != "jsonl" or at < end:
@@ -137,7 +137,7 @@ class Encoder:
         self.model = load_tokenizer(options.tokenizer)
         self.end = options.end_id
         self.chat = None
-        self.unlearned = None  # an end of turn that a chat template leaves outside of what the assistant generates
+        self.unlearned = None  # a special token that ends turns, but that the chat template does not count as generated
 
     def texts(self, texts):
         for encoding in self.model.encode_batch(texts):

@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 INCLUDE = HERE.parents[1] / "include"
 TARGET = HERE / "moert" / "_bindings.py"
 CC = os.environ.get("CC", "gcc").split()
-# what the headers use of MPI: the name of the handle, which every implementation passes in a register
+# all that the headers use of MPI is the type MPI_Comm, a handle that every implementation passes in a register
 MPI = "typedef struct MPI_Comm_handle *MPI_Comm;\n"
 INITIALISERS = re.compile(r"#define (MOERT_[A-Z_]+_INIT)\s+(?:\\\s+)?MOERT_INIT\((\w+)")
 

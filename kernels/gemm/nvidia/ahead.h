@@ -1,12 +1,13 @@
 /*
  * Included by wgmma.cl, for operands in MXFP8, MXFP4 and NVFP4, which are exact in bf16. Three
- * warps that would otherwise be idle convert them to bf16 in global memory, just ahead of the GEMM,
- * which reads them there.
+ * warps that would otherwise be idle convert these operands to bf16 in global memory, just ahead of
+ * the GEMM, which reads them there.
  *
  * Groups are decoded in the order of the tiles. Every work-group decodes its part of both operands
  * of a group, then increments ready[group]. The producer loads a group's blocks when all
- * work-groups have done so. There is no deadlock, since decoding waits for nothing; but all
- * work-groups must run at the same time, so there must be no more of them than compute units.
+ * work-groups have incremented ready[group]. There is no deadlock, since decoding waits for
+ * nothing; but all work-groups must run at the same time, so there must be no more of them than
+ * compute units.
  *
  * Scale blocks lie along K. A work-item decodes at a time:
  *

@@ -3,9 +3,9 @@
  *
  * The bits of an element, moved to bf16's sign, low exponent bits and high mantissa bits, are its
  * value times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), for subnormal values also. One
- * operation moves several elements. Multiplying by 2^120, 2^112 or 2^126 is exact. So is
- * multiplying by the scale, except that products below 2^-126 are rounded. NVFP4's global scales
- * are not applied.
+ * operation moves several elements. Multiplying by 2^120, 2^112 or 2^126 is exact. Multiplying by
+ * the scale is also exact, except that products below 2^-126 are rounded. NVFP4's global scales are
+ * not applied.
  *
  * Formats are numbered as in MOERT_FORMAT_TABLE (include/moert/formats.h).
  */

@@ -14,10 +14,10 @@
  *
  * With GLU, the result is h, with one column for each gate. v has gates and ups in runs of RUN
  * columns, gates first unless SWAPPED (RUN = 0: all gates, then all ups). amax[g] = the largest
- * |result| before rounding, or NaN if a result is NaN. It is computed as the maximum of the floats'
- * bits as integers, which does not depend on the order.
+ * |result| before rounding, or NaN if a result is NaN. amax[g] is computed as the maximum of the
+ * floats' bits as integers, which does not depend on the order.
  *
- * A warp holds the sums of 16 lines x SPAN columns. Of these, lane l holds line l / 4 + 8 i at
+ * A warp holds the sums of 16 lines x SPAN columns. Of these sums, lane l holds line l / 4 + 8 i at
  * columns 8 j + 2 (l mod 4) and 8 j + 2 (l mod 4) + 1, in sum[4 j + 2 i] and sum[4 j + 2 i + 1].
  *
  * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, ROW_SCALE, AMAX,
@@ -54,7 +54,8 @@ typedef struct epilogue {
     glu_form form;
 } epilogue;
 
-/* The epilogue of a kernel's arguments: a GLU has v, and no old values, so no beta. */
+/* The epilogue that a kernel's arguments describe. `beta_or_v` is v with GLU, which adds no old
+ * values, and otherwise beta. */
 static inline epilogue epilogue_of(global const float *alpha, global uchar *beta_or_v,
                                    global const float *factor, global const uchar *bias,
                                    global int *amax, global uchar *c, moert_nvidia_gemm_args args) {
@@ -171,7 +172,8 @@ static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha
 typedef struct finishing {
     lines l;
     float alpha, beta;
-    uint left, first; /* columns from the tile's first to the matrix's last; this thread's first */
+    uint left, first; /* number of columns from the tile's first one to the matrix's last one; this
+                         thread's first column */
     int peak;
 } finishing;
 

@@ -11,9 +11,10 @@
  * A block has 128 values of the reduction; in WGRAD the first block begins at the group's first
  * row. The tensor cores sum a block with about 14 bits of precision relative to its largest
  * product. The sum is multiplied by both scales (1 unless SCALED) and alpha (1 if alpha is null),
- * and added to other blocks' in float32, as in DeepGEMM. Both operands are tensors [groups or 1,
- * rows, reduction] of TMA maps. Work-groups are persistent and take the tiles of 128 lines x 256
- * columns in rotation; they compute the positions of the tiles from the ends of the groups:
+ * and added in float32 to the sums of the other blocks, as in DeepGEMM. Both operands are tensors
+ * [groups or 1, rows, reduction] of TMA maps. Work-groups are persistent and take the tiles of 128
+ * lines x 256 columns in rotation; they compute the positions of the tiles from the ends of the
+ * groups:
  *
  *     warps 0-3    the producers, see fp8.h: blocks of both operands and their scales into a
  *                  ring of STAGES stages

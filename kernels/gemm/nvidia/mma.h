@@ -23,8 +23,8 @@ static inline void end_copies(void) {
 
 /* ---- 8 x 8 matrices of 16-bit values ---- */
 
-/* Loads four matrices. Lane l passes the address of row l % 8 of matrix l / 8. Of each matrix, it
- * gets values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 (transposed: of column l / 4). */
+/* Loads four matrices. Lane l passes the address of row l % 8 of matrix l / 8. Of each matrix, lane
+ * l gets values 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 (transposed: of column l / 4). */
 static inline void load_matrices(uint *m, uint address, bool transposed) {
     if (transposed)
         __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

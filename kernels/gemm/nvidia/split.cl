@@ -76,8 +76,9 @@
 #define FULL_AT  (STAGES * STAGE_BYTES)
 #define EMPTY_AT (FULL_AT + 8 * STAGES)
 
-/* Hardware barriers. CLEARED and CLEARED + 1: one for each consumer. ORDER and ORDER + 1: a
- * consumer waits there until it may use the tensor cores. */
+/* Hardware barriers. CLEARED and CLEARED + 1: one for each consumer, whose warps meet there after
+ * they have cleared K values. ORDER and ORDER + 1: a consumer waits there until it may use the
+ * tensor cores. */
 #define CLEARED 1
 #define ORDER   3
 
@@ -98,7 +99,8 @@ typedef struct target {
     global float *at;
     ulong stride;
     uint line, end, column,
-        columns; /* line, column: this work-item's first; end, columns: of the matrix */
+        columns; /* line, column: the first ones of this work-item; end, columns: the numbers of
+                    lines and columns of the matrix */
 } target;
 
 static inline target target_of(const shape *s, const output *to, const tile *t, uint line) {
@@ -110,8 +112,8 @@ static inline target target_of(const shape *s, const output *to, const tile *t, 
                     s->columns};
 }
 
-/* The first of the two columns of sum[4 j]. Beyond the last column it returns a valid column, since
- * conditional loads would wait for each other. */
+/* The first of the two columns of sum[4 j]. Beyond the last column the function returns a valid
+ * column, since conditional loads would wait for each other. */
 static inline uint column_of(const target *to, int j) {
     return min(to->column + 8 * j, (to->columns - 1) & ~1u);
 }

@@ -12,15 +12,16 @@ typedef struct pieces {
     uint address;
 } pieces;
 
-/* The matrix that lines are stored in. This is the matrix of the tile's columns, or the gates or
- * the ups in v. */
+/* The matrix in which lines are stored. `as` is OWN_COLUMNS for a matrix with the columns of the
+ * tiles, and GATES or UPS for the gates or the ups in v. */
 enum { OWN_COLUMNS, GATES, UPS };
 typedef struct target {
     global uchar *at;
     ulong stride; /* elements from line to line */
     uint columns; /* columns of the GEMM's result */
     int type, as;
-    const ulong *addresses; /* if set, the addresses of the lines, instead of `at`; 0: not stored */
+    const ulong *addresses; /* if set, the lines' addresses, instead of `at`; a line with address 0
+                               is not stored */
 } target;
 
 /* The column of a target that corresponds to a column of the GEMM's result. */

@@ -8,7 +8,8 @@ typedef struct tile_position {
 } tile_position;
 
 /* Tile `nth` of `down` x `across` tiles. The order runs down the first `most` tiles of each column,
- * column after column. Then it continues in the same way with the next `most` rows of tiles. */
+ * column after column. Then the order continues in the same way with the next `most` rows of
+ * tiles. */
 static inline tile_position tile_position_of(uint nth, uint most, uint down, uint across) {
     const uint high = nth / (most * across) * most, rest = nth % (most * across),
                span = min(most, down - high);

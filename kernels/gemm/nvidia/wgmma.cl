@@ -141,7 +141,7 @@ typedef struct tile {
 
 typedef struct shape {
     uint skip, groups, lines, columns,
-        k_size; /* `groups`: from `skip` on; k_size: not in WGRAD; lines: only in WGRAD */
+        k_size; /* groups [skip, groups); WGRAD ignores k_size, FORWARD and DGRAD ignore lines */
 } shape;
 
 #include "lib/pipeline.h"

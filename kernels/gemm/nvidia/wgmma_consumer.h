@@ -58,8 +58,9 @@ INLINED void skip_tile(ring r, uint count) {
 
 /* ---- the results of a tile ---- */
 
-/* With SCATTER: loads the addresses of the four lines of which a thread stores words. They are
- * every fourth of the warp's 16 lines, from lane / 8 on; 0 beyond `end`. */
+/* With SCATTER: loads the addresses of the four lines of which a thread stores words. These lines
+ * are every fourth of the warp's 16 lines, from line lane / 8 on. A line beyond `end` gets the
+ * address 0. */
 static inline void find_lines(ulong addresses[4], int line, int end, global const ulong *table) {
     line += lane_again() / 8;
     UNROLL_FOR(int i = 0; i < 4; i++)
@@ -137,7 +138,7 @@ INLINED void consume(uint base, local uchar *arena, epilogue e) {
             continue;
         }
         ulong addresses[4];
-        if (SCATTER) /* here, so that the GEMM hides the loads' latency */
+        if (SCATTER) /* loads addresses here, so that the GEMM hides the latency */
             find_lines(addresses, t.line + (int)warp * 16, t.end, (global const ulong *)e.c);
         const target to = {e.c, e.ldc, e.columns, RESULT, OWN_COLUMNS, addresses};
         float sum[128];

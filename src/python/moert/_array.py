@@ -53,7 +53,7 @@ class Memory:
         _contiguous(self.shape, facts.get("strides"), _BYTES[self.dtype], name)
 
     def _by_dlpack(self, name):
-        self.capsule = self.array.__dlpack__()  # its destructor gives the tensor back
+        self.capsule = self.array.__dlpack__()  # the destructor of the capsule gives the tensor back
         tensor = ctypes.cast(_pointer_of(self.capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
         if tensor.device[0] not in _HOST:
             raise Error(f"{name}: the tensor is not in host memory; moert takes CPU tensors", "ERROR_USAGE")
@@ -97,7 +97,7 @@ class Buffer:
     What kernels write into an array is in it after synchronize(), or after the calls of this package that wait.
     """
 
-    copies = 0  # arrays that were copied, in all; stays 0 on CPU devices
+    copies = 0  # number of arrays that synchronize() has copied; stays 0 on CPU devices
 
     def __init__(self, context, bytes=None, array=None, writable=True):
         self.context, self.handle, self.memory = context, ctypes.c_void_p(), None
@@ -126,7 +126,7 @@ class Buffer:
         self.context.finish()
 
     def __del__(self):
-        # enqueued work keeps the device's side alive; after the context's end the process owns nothing of it any more
+        # enqueued work keeps the device memory alive; after the end of the context, the buffer's device no longer exists
         if getattr(self, "handle", None) and self.context.handle:
             library.moert_buffer_destroy(self.handle)
             self.handle = None

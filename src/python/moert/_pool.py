@@ -6,7 +6,7 @@ import weakref
 import numpy
 import torch
 
-_ALIGNMENT = 64  # the bytes of a cache line, so that kernels write whole ones
+_ALIGNMENT = 64  # the bytes of a cache line, so that kernels write whole cache lines
 _TYPES = {torch.float32: numpy.float32, torch.bfloat16: numpy.uint16}
 
 

@@ -33,7 +33,7 @@ class Context:
         self.handle = ctypes.c_void_p()
         self._owned, self._meshes, self._in_place = [], {}, None
         described = structs["moert_context_options"](**options)
-        self._kept = []  # what the library may use until the context ends
+        self._kept = []  # objects that the library may use until the context ends
         if log is not None:
             described.log = self._keep(_LOG(lambda _, level, line: log(_LEVELS[level], line.decode())))
         if watch is not None:

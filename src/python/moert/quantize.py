@@ -15,7 +15,7 @@ Quantized = collections.namedtuple("Quantized", "q scale global_ how shape ends"
 Quantized.__doc__ = """A block-scaled matrix: payload q, scale, NVFP4's global_ (or None), its quantizer, its shape [M,N], the groups'
 ends (or None)."""
 
-_BF16 = numpy.uint16  # bits, since NumPy has no bf16
+_BF16 = numpy.uint16  # holds the bits of bf16 values, since NumPy has no bf16
 _NUMPY = {"f32": numpy.float32, "f16": numpy.float16, "bf16": _BF16, "e4m3": numpy.uint8, "e5m2": numpy.uint8}
 
 
@@ -111,7 +111,7 @@ def _tiles(linear, swizzled, ends, transposed, context):
     if not back:
         swizzled = numpy.zeros(bytes_, numpy.uint8)
     op = structs["moert_scale_tiles"](width=width, transposed=transposed)
-    if groups:  # as many rows (transposed: columns) of tiles as these ends need
+    if groups:  # `tiles` is the number of rows (transposed: columns) of tiles that these ends need
         op.tiles = bytes_ // 512 // max(1, -(-width // (128 if transposed else 4)))
     with Call(context) as call:
         op.set("groups", _groups(call, ends, lines))
