@@ -15,7 +15,7 @@ HOSTCC   ?= $(CC)
 AR       ?= ar
 CFLAGS   ?= -O2 -g
 JOBS     ?= $(shell cores=$$(nproc) && echo $$((cores < 8 ? cores : 8)))
-# for the builds of check, unless make was called with -j
+# option -j for the builds of check and of other targets; empty if make was called with -j
 PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 PACKAGES := OpenCL hwloc jansson libxxhash
 MPI      ?= $(firstword $(foreach p,ompi-c mpich,$(shell pkg-config --exists $p && echo $p)) ompi-c)
@@ -81,7 +81,7 @@ $(STATIC): $(OBJECTS)
 	$(call say,AR)
 	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) qcs $@ $^
 
-# exports what the headers declare, and nothing else
+# libmoert.so exports the functions that the headers declare, and nothing else
 $(BUILD)/moert.map: $(wildcard include/moert/*.h)
 	$(Q)mkdir -p $(@D) && { echo 'MOERT_0 { global:'; \
 		cat $^ | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\(' | \
@@ -92,7 +92,7 @@ $(SHARED): $(OBJECTS) $(BUILD)/moert.map
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 \
 		-Wl,--version-script=$(BUILD)/moert.map -o $@ $(OBJECTS) $(LIBS)
 
-$(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from call to call
+$(BUILD)/lib/moert.pc: Makefile FORCE # moert.pc has PREFIX, which may differ in each call
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: $(if $(MPICC),,$(MPI)) OpenCL' 'Requires.private: hwloc jansson libxxhash' \
@@ -100,7 +100,7 @@ $(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from c
 		'Libs: -L$${libdir} -lmoert $(MPI_LIBS)' \
 		'Libs.private: -lm -ldl -pthread' > $@
 
-# the compiler and its flags; objects are built again when they change
+# holds the compiler and its flags; objects are built again when the compiler or a flag changes
 $(BUILD)/flags: FORCE | $(BUILD)/packages
 	$(file >$@.new,$(CC) $(ALL_CFLAGS))
 	$(Q)if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
@@ -112,8 +112,8 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 $(BUILD)/tests/%.o: ALL_CFLAGS += -Itests -I.
 $(BUILD)/bench/%.o: ALL_CFLAGS += -I.
 
-# defines the commit, from $COMMIT, git, or the archive of `make dist`. It is written only when the
-# commit changes; a copy without git keeps the old file
+# commit.h defines the commit, which comes from $COMMIT, git, or the archive of `make dist`. make
+# writes the file only when the commit changes; a copy without git keeps the old file
 $(BUILD)/commit.h: FORCE
 	$(Q)mkdir -p $(@D) && \
 		commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null || grep -v '\$$' .commit)}; \
@@ -160,7 +160,7 @@ $(BUILD)/tests/%.so: $(BUILD)/tests/tools/%.o
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -o $@ $^ $(LIBS)
 
-# moert_program_source is that of tests/support/build_listed.c
+# in tests, calls of moert_program_source go to tests/support/build_listed.c
 $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -Wl,--wrap=moert_program_source -o $@ \

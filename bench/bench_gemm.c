@@ -199,8 +199,8 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
 
 static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_dtype type,
                                 bool ragged, totals *sum) {
+    /* ops[i] is the operation of word i + 1 of --op; word 0 is "all" */
     static const moert_op_kind ops[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GLU, MOERT_OP_GEMM_DGRAD,
-                                        /* in the order of the words of --op */
                                         MOERT_OP_GEMM_WGRAD};
     bench_shape run_shape = *of;
     bench_problem *problem;

@@ -84,9 +84,10 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
-/* weight[count] of `elements` each = the same normals, rotated by a different offset for each
- * expert that the layer's slots hold; not rotated if `layer` is NULL. For large models, copies on
- * the device are far faster than drawing all values on the host. */
+/* Fills `count` weights of `elements` elements each with the same normal random numbers. A slot's
+ * weight is rotated by an offset that depends on the slot's expert; if `layer` is NULL, no weight
+ * is rotated. For large models, copies on the device are far faster than drawing all values on the
+ * host. */
 static moert_status make_weights(moert_buffer *weight, const moert_layer *layer, size_t count,
                                  size_t elements) {
     enum { ROTATION = 6151 };
@@ -143,8 +144,8 @@ release:
     return status;
 }
 
-/* Prints how evenly the rows are distributed over the ranks. With --balance, places the experts
- * before. */
+/* Prints how evenly the rows are distributed over the ranks. With --balance, first places the
+ * experts by their numbers of rows. */
 static moert_status place(bench *b) {
     const moert_expert_map *map = moert_layer_placement(b->layer);
     const size_t slots = moert_comm_size(b->comm) * asked.tokens * asked.topk;
@@ -240,7 +241,7 @@ static moert_status prepare(bench *b) {
                   : 0;
     MOERT_TRY(moert_mesh_create(b->context, asked.ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
-    moert_layer_trust_batches(b->layer); /* no check of batches, as in training */
+    moert_layer_trust_batches(b->layer); /* the layer does not check batches, as in training */
     return moert_comm_agree(b->comm, make_operands(b));
 }
 

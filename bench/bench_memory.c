@@ -4,8 +4,8 @@
  *
  * GB/s are the bytes that a kernel must move (bench/memory/memory.h; every operand once) divided by
  * the time of a call in a run of calls. Samples of a kernel alternate with samples of a copy
- * between two buffers, so that both run at the same clocks. The share is the ratio of the median
- * rates.
+ * between two buffers, so that the kernel and the copy run at the same clocks. `share` is the
+ * kernel's median rate divided by the copy's median rate.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -38,7 +38,7 @@ MODELS = {
 
 def write_config(directory, case, sizes, length):
     config = json.loads((GOLDEN / case / "config.json").read_text()) | sizes | {"max_position_embeddings": length}
-    if "layer_types" in config:  # sizes may have fewer layers than the list
+    if "layer_types" in config:  # `sizes` may have fewer layers than layer_types lists
         config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     (Path(directory) / "config.json").write_text(json.dumps(config))
     return next(config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config)

@@ -28,7 +28,8 @@ from fits import MODELS, TYPES, write_config
 FORMS = {"OLMoE-1B-7B": "olmoe", "gpt-oss-20b": "gpt-oss", "Qwen3-30B-A3B": "qwen3-moe"}
 # sequences of a rank and micro-batch, --recompute, dtype of moments and gradients
 CHOICES = [(4, "none", "f32"), (2, "none", "f32"), (1, "none", "f32"), (1, "auto", "f32"), (1, "auto", "bf16")]
-# by whether routing is balanced: the rows of a rank that must fit, over those of balanced routing; the first that trains is used
+# True for balanced routing, False for natural: a rank's memory must have room for so many times the rows of balanced routing; of
+# several numbers, the first with which the model trains is used
 IMBALANCES = {True: (1.1,), False: (1.5, 3)}
 COMPARED = 3  # steps of each of the two runs, on R and R / 2 ranks, whose losses are compared
 MEMORY = re.compile(r"memory +([\d.]+) MiB .* expected ([\d.]+) for its rows, up to ([\d.]+)")

@@ -9,7 +9,8 @@ import sys
 
 from op_ratios import parse, print_title, write
 
-# goals: for a layer by (H, I, E) its name and its speed relative to the rival; for an exchange at least GBPS, with few tokens at most US
+# (H, I, E) of a layer: its model, and the goal, which is the layer's speed relative to the rival. The goal of an exchange is at least
+# GBPS GB/s, or at most US us with up to FEW_TOKENS tokens
 LAYERS = {(2048, 768, 128): ('qwen3-30b', 2.0), (2048, 1024, 64): ('olmoe', 2.0), (7168, 2048, 256): ('deepseek-v3', 1.4),
           (4096, 14336, 8): ('mixtral-8x7b', 1.15)}
 GBPS, FEW_TOKENS, US = 330, 128, 25
@@ -24,7 +25,7 @@ def read(paths):
             for row in json.load(file):
                 row['us'] = row['us'] if 'us' in row else row['ms'] * 1e3
                 if row.get('sums') and row['op'] == 'dispatch':
-                    continue # the same as without MOERT_PUSH=sum
+                    continue # a dispatch does the same with and without MOERT_PUSH=sum
                 if row.get('sums'):
                     row['op'] = SUMMED
                 key = row['op'], row['T'], row['H'], row.get('I', 0), row['E'], row['K'], row.get('skew', '-')

@@ -194,7 +194,7 @@ static double delta_of(const bench_attention *b, size_t row) {
 }
 
 /* Sets *p to the probability of query i and key j, and returns ds, the gradient of their score.
- * Both follow from the device's out and lse, which are checked against expect_forward(). */
+ * *p and ds follow from the device's out and lse, which are checked against expect_forward(). */
 static double gradient(const bench_attention *b, const spot *at, size_t head, size_t i, size_t j,
                        double *p) {
     const size_t row = q_row(b, at, head, i);

@@ -3,8 +3,8 @@
 
 #include "attention/attention.h"
 
-/* `a` has only sizes; a value_size or window of 0 is the default. `documents`: number of tokens of
- * each document; 0: each sequence is one document. */
+/* `a` has only sizes; value_size 0 stands for head_size, and window 0 for the sequence's length.
+ * `documents`: number of tokens of each document; 0: each sequence is one document. */
 typedef struct bench_attention_shape {
     moert_attention a;
     size_t documents;
@@ -31,8 +31,8 @@ void bench_attention_destroy(bench_attention *b); /* legal after a failed create
 moert_status bench_attention_set(bench_attention *b, moert_dtype type);
 
 /* Returns the FLOPs of the formulas; work that a kernel repeats is not included. There are 2 GEMMs
- * forward and 5 backward. Each takes 2 FLOPs per element of a head and per pair of a query and a
- * key that the query sees. */
+ * forward and 5 backward. Each GEMM takes 2 FLOPs per element of a head and per pair of a query and
+ * a key that the query sees. */
 double bench_attention_flops(const bench_attention *b, bool backward);
 
 /* Checks sampled elements. Raises worst[0] to the largest error of the last forward, and worst[1]

@@ -147,7 +147,7 @@ void bench_report_machine(char *text, size_t bytes) {
     char line[256], *value;
     struct utsname system = {0};
     uname(&system);
-    /* for processors without a model name in /proc/cpuinfo, such as AArch64 */
+    /* the result where /proc/cpuinfo has no model name, such as on AArch64 */
     snprintf(text, bytes, "%s, %s", system.nodename, system.machine);
     FILE *file = fopen("/proc/cpuinfo", "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL)

@@ -28,7 +28,7 @@ typedef struct bench_problem {
 } bench_problem;
 
 /* Creates a problem whose groups are balanced or ragged; M is the same in both cases. The seed
- * determines sizes and data. */
+ * determines the sizes of ragged groups and the values of the operands. */
 moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem);
 void bench_problem_destroy(bench_problem *problem);

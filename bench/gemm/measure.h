@@ -31,7 +31,7 @@ typedef struct bench_setup {
     bench_peak peak[2]; /* peak rates of F32 and of BF16 */
     size_t repeat;      /* number of samples of moert, and of the rival */
     bool prepacked;     /* forward and dgrad read prepacked weights */
-    double *patience_s; /* time left to repeat disturbed samples */
+    double *patience_s; /* seconds left to repeat disturbed samples */
 } bench_setup;
 
 /* Verifies the results of moert and of the rival, then times both. Fills the row, except its goal.

@@ -23,7 +23,7 @@ typedef struct op_variant {
 } op_variant;
 
 typedef struct op_shape {
-    size_t experts, rows, n, k; /* rows: of all experts together */
+    size_t experts, rows, n, k; /* rows: sum over the experts */
 } op_shape;
 
 /* Operands of a form and a shape: x[rows,k], weight[experts,n,k], y[rows,n] and the inputs of an
@@ -43,7 +43,7 @@ typedef struct op_operands {
     float *values, *scale_of;
 } op_operands;
 
-/* Makes the ends and the patterns. The caller releases them, also after an error. */
+/* Makes `ends` and the patterns. The caller must call op_operands_release, also after an error. */
 moert_status op_operands_make(op_operands *o);
 void op_operands_release(op_operands *o);
 

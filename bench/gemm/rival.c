@@ -1,4 +1,4 @@
-/* OpenBLAS by dlopen, and the GLU after its GEMMs. */
+/* Loads OpenBLAS by dlopen, and computes the GLU after OpenBLAS's GEMMs. */
 #include "bench/gemm/rival.h"
 
 #include <dlfcn.h>
@@ -10,8 +10,8 @@
 #include "base/memory.h"
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* constants of cblas.h */
-/* After a call, OpenBLAS's threads spin for 2^20 cycles (default 2^26). This is longer than the
- * time between the calls of two experts, and shorter than bench_rival_rest(). */
+/* After a call, OpenBLAS's threads spin for 2^20 cycles (default 2^26). 2^20 cycles are longer than
+ * the time between the calls of two experts, and shorter than the sleep of bench_rival_rest(). */
 #define SPIN   "20"
 #define REST_S 0.002
 #define IDLE_S 0.03

@@ -54,8 +54,8 @@ static moert_status set_counts(bench_alltoall *a) {
     return MOERT_OK;
 }
 
-/* Sets the token of each row to send and, for the kernel that sums, each slot's pair (0, row) or
- * (dropped, ...). */
+/* Sets the token of each row to send. For the kernel that sums, sets a pair for each slot: (0, the
+ * slot's row in `sent`), or (MOERT_PLAN_DROPPED, any number) for a dropped slot. */
 static moert_status set_slots(bench_alltoall *a) {
     const moert_plan *plan = a->plan;
     const size_t slots = plan->tokens * plan->topk, bytes = 2 * slots * sizeof(uint32_t);

@@ -10,7 +10,8 @@
 #include "base/parallel.h"
 #include "bench/common/tokens.h"
 
-#define MARGIN 1e-4 /* smallest gap between the smallest chosen logit and the largest other one */
+/* A token is sampled only if its smallest chosen logit exceeds the largest other logit by this. */
+#define MARGIN 1e-4
 
 /* A sampled token of any rank. */
 typedef struct sample {
@@ -34,7 +35,9 @@ typedef struct check {
     sample *sampled;         /* [samples] */
     float *w1, *w2;          /* weights of one expert */
     double *g, *u, *h, *out; /* [I], [I], [I], [H] */
-    double *mine, *all;      /* [samples,stride]; [ranks,samples,stride] */
+    /* [samples,stride] parts of this rank's experts, then their sums over the ranks;
+     * [ranks,samples,stride] parts of each rank's experts */
+    double *mine, *all;
 } check;
 
 /* ---- matrix-vector products ---- */

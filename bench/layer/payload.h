@@ -31,6 +31,6 @@ size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of
                                 const float *rows, size_t stride);
 /* Counts the wrong elements of sums[tokens,hidden]. The right sum runs over the token's slots in
  * order, except dropped slots, and adds weight[tokens,topk] times the token's row. A sum may differ
- * from it by the slack. */
+ * from the right sum by the slack. */
 size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const moert_plan *plan,
                                 const float *weight, const float *sums);

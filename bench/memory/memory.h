@@ -13,7 +13,7 @@ typedef struct bench_how {
     moert_dtype type; /* dtype of quantized, dequantized or cast values */
     bool heads;       /* norms over heads instead of whole rows */
     bool added;       /* the kernel adds to the old value of its result */
-    bool large;       /* more tokens (router) or a larger vocabulary (loss) */
+    bool large;       /* the router has T K tokens, or the loss has large_vocabulary */
 } bench_how;
 
 typedef struct bench_sizes {
@@ -46,8 +46,8 @@ typedef struct bench_memory {
     moert_window *window; /* [T K, H] */
 } bench_memory;
 
-/* Creates inputs and results. The caller releases them, also after an error. Errors: ERROR_MEMORY,
- * ERROR_DEVICE. */
+/* Creates inputs and results. The caller must call bench_memory_release, also after an error.
+ * Errors: ERROR_MEMORY, ERROR_DEVICE. */
 moert_status bench_memory_prepare(bench_memory *memory, moert_comm *comm, size_t seed);
 void bench_memory_release(bench_memory *memory);
 

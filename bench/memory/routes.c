@@ -145,8 +145,8 @@ static moert_status router_run(const bench_memory *b) {
     return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
 }
 
-/* Reads the scores and writes the gradients. There are no losses, and the kernel does not read the
- * logits. */
+/* The kernel reads the scores and writes the gradients. Without a z-loss, the kernel does not read
+ * the logits. */
 BENCH_FLOATS(router_backward, routed(s) * (2 * s->experts + 3 * s->topk + 1))
 
 static moert_status router_backward_run(const bench_memory *b) {

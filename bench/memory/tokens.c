@@ -94,7 +94,7 @@ static moert_status loss_run(const bench_memory *b) {
 static moert_status loss_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t v = loss_width(&b->of), t = bench_index(chosen, b->of.predicted);
     const size_t at =
-        /* checks the target's logit, because all partial sums contribute to its gradient */
+        /* checks the target's logit, to whose gradient all partial sums contribute */
         t * v + (size_t)b->tokens[t];
     double sum = 0.0;
     for (size_t c = 0; c < v; c++)
@@ -152,7 +152,7 @@ static moert_status embedding_check(const bench_memory *b, double chosen, bench_
     return bench_read(b->out[0], at, &r->got);
 }
 
-/* Computes the gradient of all V rows from one sequence of T tokens with dx = in[1]. */
+/* Computes the gradient of the embedding's V rows from one sequence of T tokens with dx = in[1]. */
 BENCH_FLOATS(embedding_backward, (s->tokens + s->vocabulary) * s->hidden)
 
 static moert_status embedding_backward_run(const bench_memory *b) {

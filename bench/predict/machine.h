@@ -24,8 +24,9 @@ typedef struct bench_gemm_rate {
     double gflops; /* rate of one rank */
 } bench_gemm_rate;
 
-/* X(FIELD, the value if it is missing or NAN, meaning): numbers of a machine. A number must be
- * positive, or at least 0 if its standard value is 0. */
+/* X(FIELD, standard, meaning): numbers of a machine. If the file omits FIELD, the value is
+ * `standard`; if `standard` is NAN, the file must give FIELD. A number must be positive, or at
+ * least 0 if its `standard` is 0. */
 #define BENCH_MACHINE_NUMBERS(X)                                                                   \
     X(ranks_per_node, NAN, "ranks of a node, one per device")                                      \
     X(launch_us, NAN, "time between the starts of small kernels")                                  \
@@ -62,7 +63,7 @@ typedef struct bench_machine {
 #undef BENCH_MACHINE_LINE
     bool pipelined; /* in the staged engine, messages overlap with the copies through host memory */
     /* the devices of a node are GPUs that access each other's memory over links; `window` then
-     * describes these links, by the bytes that leave a rank */
+     * gives the time of these links for the bytes that leave a rank */
     bool linked;
     bench_gemm_rate *gemm;
     size_t gemms;

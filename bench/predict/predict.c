@@ -197,8 +197,8 @@ static exchange_cost cost_of(const setting *s, bool backward, bool dispatch, dou
 
 /* ---- compute ---- */
 
-/* *seconds of the experts' GEMMs of one chunk's rows, forward or backward; *last = the part of
- * *seconds that a combine over links can overlap. */
+/* *seconds = the time of the experts' GEMMs for one chunk's rows, forward or backward; *last = the
+ * part of *seconds that a combine over links can overlap. */
 static moert_status expert_gemms(const setting *s, bool backward, double rows, double *seconds,
                                  double *last) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate, l = s->local;

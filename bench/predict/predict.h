@@ -100,7 +100,8 @@ typedef struct bench_stack {
 
 typedef struct bench_step {
     double seconds;
-    double layers, dense, optimizer, sums; /* the parts of `seconds`; sums: of dense gradients */
+    /* the parts of `seconds`; sums: time to sum the gradients of dense weights over the ranks */
+    double layers, dense, optimizer, sums;
 } bench_step;
 
 /* Predicts a step of work->micro_batches forward and backward passes, each over work->tokens tokens

@@ -38,9 +38,9 @@ static uint64_t place_of(const moert_comm *world, const moert_device_info *info)
     return node << 32 | device;
 }
 
-/* The available bytes of a memory that ranks share. For a host whose available memory is unknown,
- * this is all of the host's memory. Of a GPU's memory, 2 % are reserved for its driver and for
- * errors of the estimate. */
+/* Returns the available bytes of a memory that ranks share. For a host whose available memory is
+ * unknown, returns all of the host's memory. Of a GPU's memory, 2 % are reserved for its driver and
+ * for errors of the estimate. */
 static size_t available_bytes(const moert_device_info *info) {
     if (!info->is_cpu)
         return info->global_bytes / 50 * 49;

@@ -9,7 +9,7 @@
 /* X(FIELD, column title, unit) */
 #define MOERT_RATE_TABLE(X)                                                                        \
     X(gemm_gflops, "GEMM", "GFLOP/s")   /* a grouped GEMM of moert_rates_type() */                 \
-    X(copy_gbps, "copy", "GB/s")        /* within device memory, bytes read plus written */        \
+    X(copy_gbps, "copy", "GB/s")        /* copies in device memory, bytes read plus written */     \
     X(upload_gbps, "to device", "GB/s") /* copies from host memory */                              \
     X(download_gbps, "to host", "GB/s")                                                            \
     X(launch_us, "launch", "us") /* launch of a small kernel, the mean of many in a row */

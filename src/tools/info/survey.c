@@ -209,7 +209,7 @@ static moert_status put_engines(survey *s, json_t *object) {
     moert_comm_destroy(group);
     MOERT_TRY(moert_comm_broadcast(s->world, 0, s->engines, sizeof s->engines));
     for (size_t i = 0; i < MOERT_EXCHANGE_ENGINES; i++) {
-        /* replaced, since `name` points into rank 0's memory */
+        /* after the broadcast, `name` points into rank 0's memory, so each rank sets it anew */
         s->engines[i].name =
             moert_config_choice("MOERT_EXCHANGE", MOERT_EXCHANGE_LOCAL + (unsigned)i);
         MOERT_TRY(append(

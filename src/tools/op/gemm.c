@@ -16,7 +16,7 @@ enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 };
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
     moert_operand operand = {.type = (moert_dtype)word};
-    /* a plain operand is stored as load_matrix() loads it, not transposed */
+    /* load_matrix() transposes a plain operand that the file stores transposed */
     operand.how.transposed = transposed;
     operand.how.axis = axis;
     if (word < FIRST_FORMAT)
@@ -126,8 +126,8 @@ static moert_status load_ends(moert_gemm_job *job, const moert_gemm_row *row) {
 
 /* ---- inputs ---- */
 
-/* Creates the buffer of a table row. It has at least `bytes` bytes, and at least as many as the op
- * needs. */
+/* Creates the buffer of a table row. The buffer has at least `bytes` bytes, and at least as many as
+ * the op needs. */
 static moert_status make(moert_gemm_job *job, const moert_gemm_row *row, size_t bytes,
                          moert_buffer **buffer) {
     const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
@@ -179,8 +179,8 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_row *row,
     return status;
 }
 
-/* Loads float32 values. If another tensor was loaded into the same buffer before, multiplies
- * both. */
+/* Loads float32 values. If another tensor was loaded into the same buffer before, the buffer gets
+ * the product of the two tensors. */
 static moert_status load_values(moert_gemm_job *job, const moert_gemm_row *row,
                                 const moert_tensor *tensor) {
     moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
@@ -285,7 +285,7 @@ moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *optio
     moert_op_options created = *options;
     for (size_t i = 0; i < MOERT_OP_MATRICES; i++) {
         moert_operand *operand = moert_op_operand(&created, moert_op_matrices[i].payload);
-        if (operand->how.size == 0) /* load_matrix() loads plain operands not transposed */
+        if (operand->how.size == 0) /* load_matrix() gives the op plain operands untransposed */
             operand->how = (moert_quantizer){0};
     }
     MOERT_TRY(moert_op_create(file->device, &created, &job.op));

@@ -21,10 +21,10 @@ typedef struct moert_gemm_tensor {
 #define MOERT_GEMM_FORMAT_WORDS MOERT_FILE_OP_DTYPE_WORDS "|" MOERT_FILE_OP_FORMAT_WORDS
 
 /*
- * The operand that word number `word` of --format describes. Its blocks lie along `axis`, unless
- * the word fixes their shape. float32 scales are always linear. A weight in fp8-block has square
- * blocks. moert_gemm_column() returns the second version of a result, whose fp8-blocks lie along
- * columns.
+ * The operand that word number `word` of --format describes. The operand's blocks lie along `axis`,
+ * unless the word fixes the shape of the blocks. float32 scales are always linear. A weight in
+ * fp8-block has square blocks. moert_gemm_column() returns the second version of a result, whose
+ * fp8-blocks lie along columns.
  */
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales);

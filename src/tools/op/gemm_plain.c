@@ -105,7 +105,7 @@ static moert_status gemm(moert_file_op_job *job) {
     o.kind = (moert_op_kind)operation;
     const moert_operand *result = moert_op_operand(&o, moert_op_roles_of(o.kind).result);
     for (int i = X; i <= Y; i++) {
-        /* the reduction index runs along the operand's columns */
+        /* whether the reduction index runs along the operand's columns, not along its rows */
         const bool column = o.kind == (i == WEIGHT ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_WGRAD);
         const bool written = operands[i] == result;
         const moert_axis axis = axes[i] > 0          ? (moert_axis)(axes[i] - 1)

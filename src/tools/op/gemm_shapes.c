@@ -107,8 +107,8 @@ static const moert_op_quantized *matrix_of(const moert_gemm_job *job, const moer
     return q;
 }
 
-/* The number of units of `unit` rows in all groups, rounded up in each group. `room` is this number
- * if the groups have equal sizes. */
+/* The number of units of `unit` rows in all groups, rounded up in each group. For groups of equal
+ * size, the caller gives the number of units as `room`. */
 static size_t row_units(const moert_gemm_job *job, const moert_op_quantized *q, size_t unit,
                         size_t room) {
     return q->by_ends ? moert_row_blocks(job->file->ends, q->groups, unit) : room;
@@ -126,7 +126,7 @@ static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_
 static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t unit = moert_tile_lines(column) * (column ? moert_format_block(q->how.format) : 1);
-    /* the number of rows is the sum over all groups */
+    /* MOERT_SCALES_TILED_WHOLE: tiles of all rows together, not rounded up in each group */
     const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE;
     return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
 }

@@ -13,7 +13,7 @@
 
 enum { MOERT_OP_MOST_BUFFERS = 32, MOERT_OP_MOST_RESULTS = 8 };
 
-/* One run of an operation. It owns all buffers, names and tensors that the functions below
+/* One run of an operation. The run owns all buffers, names and tensors that the functions below
  * create. */
 typedef struct moert_file_op_job {
     moert_device *device;
@@ -83,8 +83,8 @@ moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op
                                      const char *name, moert_groups *groups);
 
 /* Sets tiles->tiles, and returns the bytes of the tiled scales. `ends` is the end of each group's
- * lines of scales; NULL = one group. The second function also converts linear scales to tiles, and
- * adds the tiled scales to the results. */
+ * lines of scales; NULL = one group. moert_file_op_swizzled also converts linear scales to tiles,
+ * and adds the tiled scales to the results. */
 size_t moert_file_op_count_tiles(moert_scale_tiles *tiles, const uint32_t *ends);
 moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name,
                                     moert_scale_tiles *tiles, const uint32_t *ends);

@@ -50,7 +50,7 @@ static const moert_option dequantize_options[] = {
      "N of 4-bit elements along rows, when it is odd"},
 };
 
-/* Tensors of the operation. Each name is --name and a suffix. */
+/* Tensors of the operation. With --name, a tensor is called NAME followed by its suffix. */
 enum { VALUES, PAYLOAD, SCALE, GLOBAL, TILES, NAMES };
 static const char *const plain_names[NAMES] = {"x", "q", "scale", "global_scale", "swizzled"};
 static const char *const suffixes[NAMES] = {"", "", "_scale", "_global", "_swizzled"};
@@ -105,7 +105,7 @@ static moert_status check_stack(const moert_file_op_rows *rows) {
         {transposed && rows->rank == 3, "transposed", "goes with a tensor of two dimensions"});
 }
 
-/* The spec of a result with `lines` lines. It has as many dimensions as the input's tensor. */
+/* The spec of a result with `lines` lines. The result has as many dimensions as the input. */
 static moert_tensor_spec spec_of(const char *name, moert_file_type type,
                                  const moert_file_op_rows *rows, size_t lines, size_t width) {
     if (rows->rank == 2)

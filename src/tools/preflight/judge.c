@@ -11,7 +11,7 @@
 enum {
     WHO_BYTES = 256,
     TEXT_BYTES = 3 * WHO_BYTES + 2 * MOERT_PREFLIGHT_TEXT_BYTES,
-    /* above the memory that MPI libraries allocate per rank in /dev/shm */
+    /* bytes that /dev/shm must have free for a rank: more than MPI libraries allocate there */
     SHM_BYTES_A_RANK = 16 << 20,
     MEMORY_BYTES_A_RANK = 1 << 30,
 };
@@ -152,8 +152,8 @@ static double median(const judge *j, const double *values, bool larger) {
     return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
 }
 
-/* Marks the ranks whose value is below `slow` times `reference` as odd. Returns the mean of their
- * values divided by `reference`, or 0 if no rank is slow. */
+/* Marks the ranks whose value is below `slow` times `reference` as odd. Returns the mean value of
+ * the slow ranks divided by `reference`, or 0 if no rank is slow. */
 static double find_slow(judge *j, double reference) {
     double sum = 0.0;
     size_t count = 0;

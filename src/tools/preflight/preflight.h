@@ -4,8 +4,8 @@
  *
  * Ranks are compared with each other, never with a table of machines. A rank's typical link is the
  * median over its peers (the faster link if it has two peers). The reference is the median over all
- * ranks. A rank is slow if it is below `slow` times the reference. With only two ranks, a slow link
- * does not show which of them is slow.
+ * ranks. A rank is slow if its rate is below `slow` times the reference. With only two ranks, a
+ * slow link does not show which of the two ranks is slow.
  */
 #pragma once
 

@@ -18,8 +18,8 @@ extern const char *const moert_page_texts[];
 
 /* ---- values ---- */
 
-/* A JSON string of `text`. If `text` is not UTF-8, such as the name of a directory, its bytes are
- * written as %NN. */
+/* A JSON string of `text`. If `text` is not UTF-8, which the name of a directory need not be, its
+ * bytes that are not UTF-8 become %NN (moert_text_encode). */
 static json_t *string(const char *text) {
     json_t *value = json_string(text);
     char *encoded;

@@ -1,5 +1,5 @@
-/* The page of a run: page.html, a self-contained file. Its script draws the run's record, which the
- * file contains. */
+/* The page of a run: page.html, a self-contained file. The page's script draws the run's record,
+ * which the file contains. */
 #pragma once
 
 #include "tools/report/trace.h"

@@ -178,7 +178,7 @@ static moert_status add_times(moert_run_record *record, const source *from, doub
         for (size_t r = 0; r < record->ranks; r++)
             record->rank[r].ms[moert_time_of(name)] += row[r];
     }
-    /* absent if no rank waited for another rank */
+    /* a step has no waited_ms if no rank waited for another rank */
     if (json_object_get(from->object, "waited_ms") == NULL)
         return MOERT_OK;
     MOERT_TRY(read_row(from, "waited_ms", record->ranks, row));
@@ -291,8 +291,8 @@ static moert_status read_operations(const char *path, moert_run_record *record) 
     return MOERT_OK;
 }
 
-/* Reads run.json. Checks only that its sessions are well-formed, since the page ignores absent
- * fields. */
+/* Reads run.json. Checks only that the sessions of run.json are well-formed, since the page ignores
+ * absent fields. */
 static moert_status read_run(const char *path, moert_run_record *record) {
     json_t *session;
     size_t i;

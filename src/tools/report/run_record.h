@@ -60,7 +60,8 @@ typedef struct moert_run_record {
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
     /* the object of profile-ranks.json, which the run writes at its end; NULL until then. The
-     * fields below are means over the steps of that file; until then they are 0 or NULL */
+     * times, bytes and rows below are means over the steps of profile-ranks.json. Without
+     * profile-ranks.json, all fields below are 0 or NULL */
     json_t *exchange;
     size_t group; /* ranks that share one set of experts */
     /* [ranks,ranks] time for which the rank of the row waited for the rank of the column */

@@ -48,9 +48,9 @@ static double expert_times(const moert_run_record *record, size_t layer, size_t 
     return sum > 0.0 ? rows[expert] * (double)record->experts / sum : 1.0;
 }
 
-/* The median of tokens per second; the mean time of a step divided by the median; the mean MFU (0:
- * not recorded). All are taken over the last half of the steps, since the first steps compile
- * kernels. NaN if memory is short. */
+/* The median of tokens per second; the mean time of a step divided by the median time; the mean MFU
+ * (0: not recorded). The three values are taken over the last half of the steps, since the first
+ * steps compile kernels. NaN if memory is short. */
 typedef struct pace {
     double tokens_per_s, unevenness, mfu;
 } pace;

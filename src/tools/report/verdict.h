@@ -15,8 +15,9 @@
 /*
  * The report says at which step held-out and training loss part: at the lowest held-out loss. At
  * least MOERT_PART_LATER evaluations must follow this step, and the training loss must later fall
- * by this fraction. The fall is measured from the mean of the steps up to the first of these
- * evaluations to the mean of the steps up to the last of them.
+ * by this fraction. The fall compares two means of the training loss: the mean over the steps from
+ * the lowest evaluation to the next one, and the mean over the steps between the last two
+ * evaluations.
  */
 #define MOERT_PART_FALL 0.01
 

@@ -63,8 +63,8 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->aux_coefficient = 0.01f;
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
-    /* otherwise the weights of the chosen experts already sum to 1, or K is 1 and a sigmoid divided
-     * by itself is always 1 */
+    /* Weights that already sum to 1 are not renormalised. The only weight of a sigmoid with K = 1
+     * is not renormalised, because the result would always be 1. */
     config->router.renormalise = config->router.score == MOERT_SCORE_SOFTMAX ||
                                  (config->router.score == MOERT_SCORE_SIGMOID && sizes->topk > 1);
     if (config->partial_rotary > 0.0f)

@@ -24,8 +24,9 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
 /*
  * *end = the token that ends a document, or -1. `given` may be a number below the vocabulary, the
  * text of an added token in tokenizer.json of the directory `model`, or "none". If `given` is NULL,
- * *end is eos_token_id of the model's config, or its first element if it is a list. `model` is NULL
- * for a new model, which has no eos_token_id. Errors: ERROR_USAGE, those of moert_json_read.
+ * *end is eos_token_id of the model's config, or the first element of eos_token_id if that is a
+ * list. `model` is NULL for a new model, which has no eos_token_id. Errors: ERROR_USAGE, those of
+ * moert_json_read.
  */
 moert_status moert_config_document_end(const char *given, const char *model,
                                        const moert_model_config *config, int32_t *end);

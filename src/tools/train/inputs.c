@@ -1,4 +1,4 @@
-/* Opens the data of a run. Reads the config of its model, or creates it for a new model. */
+/* Opens the data of a run. Reads the config of the run's model, or creates it for a new model. */
 #include "tools/train/inputs.h"
 
 #include <math.h>

@@ -132,8 +132,8 @@ typedef struct peaks {
     double rows; /* largest number of rows of this rank in a layer / rows with balanced routing */
 } peaks;
 
-/* Measures the peak memory of this rank. Also estimates its memory for the largest number of rows
- * that it had. */
+/* Measures the peak memory of this rank. Also estimates the rank's memory for the largest number of
+ * rows that the rank had. */
 static moert_status measure(const moert_model *model, const moert_train_memory *memory, size_t rank,
                             peaks *own) {
     const moert_device *device = memory->setting.device;

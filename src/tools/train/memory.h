@@ -7,7 +7,7 @@
 /* Input and result of the estimate before the run. */
 typedef struct moert_train_memory {
     moert_memory_setting setting;
-    moert_mesh_place *places; /* [ranks] setting.places points to it; the caller frees it */
+    moert_mesh_place *places; /* [ranks] what setting.places points to; the caller frees it */
     moert_fit fit;            /* result of the estimate; `needed` is 0 without an estimate */
     size_t resident;          /* resident memory of this process before the model was created */
     char options[128];        /* options that --recompute auto has chosen, or "" */

@@ -41,8 +41,8 @@ static moert_status show_sample(const job *j, moert_model *model) {
     return MOERT_OK;
 }
 
-/* Writes a sample of generated text and the model in Hugging Face form. Prints the paths of the
- * run's files. */
+/* Prints a sample of generated text, and saves the model in Hugging Face form. Prints the paths of
+ * the run's files. */
 static moert_status finish(const job *j, moert_model *model) {
     const moert_train_options *o = j->options;
     MOERT_TRY(show_sample(j, model));

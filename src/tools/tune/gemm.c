@@ -66,8 +66,8 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape, mo
     return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight.buffer);
 }
 
-/* Prepacks the weight for the tile in `choices`, unless it is already prepacked for this tile.
- * NULL: for the tile of the tuning rows. */
+/* Prepacks the weight for the tile in `choices`, unless it is already prepacked for this tile. If
+ * `choices` is NULL, prepacks the weight for the tile of the tuning rows. */
 static moert_status prepare(void *what, const moert_choices *choices) {
     moert_tune_gemm *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight.buffer);

@@ -33,7 +33,7 @@ static bool writes, busy;
  * of the processors. */
 #define BUSY_PART   0.1
 #define BUSY_LOAD   0.5
-#define LEVEL_WORDS "default|vendor|family|device" /* in the order of moert_tuning_level */
+#define LEVEL_WORDS "default|vendor|family|device" /* words for moert_tuning_level, in its order */
 
 static const moert_option options[] = {
     {.help = "What to measure"},
@@ -109,8 +109,8 @@ static moert_status read_model(moert_gemm_shape *shapes) {
     return MOERT_OK;
 }
 
-/* Fails if other programs are busy. Tuning would then choose at random, and all later runs would
- * use these choices. */
+/* Fails if other programs are busy. On a busy machine, tuning would choose at random, and all later
+ * runs would use these choices. */
 static moert_status check_load(void) {
     const double processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
     const double most = BUSY_PART * processors > BUSY_LOAD ? BUSY_PART * processors : BUSY_LOAD;
