@@ -30,7 +30,7 @@ NF && !about {
     sub(/^  /, "")
     at = match($0, /   *[^ ]/)
     option = escape(at ? substr($0, 1, at - 1) : $0)
-    gsub(/\|/, "|\\:", option) # a list of words may go on in the next line
+    gsub(/\|/, "|\\:", option) # allows a line break after each | of a list of words
     print ".TP\n.B " option
     if (at) print escape(substr($0, at + RLENGTH - 1))
     next

@@ -1,8 +1,9 @@
 # Makes man pages of section 3 from the public headers: awk -v version=VERSION -v to=DIRECTORY -f docs/manpage3.awk include/moert/*.h
 #
-# include/moert/layer.h gives moert_layer.3, and for each of its functions a page that refers to it. A header opens with a comment
-# that describes it. Below, an item is a comment with the code up to the next empty line or the next comment in the first column.
-# Code for C++ or for a compiler is left out. Lines that are indented in a comment keep their form.
+# include/moert/layer.h gives the page moert_layer.3, and for each function of the header a page that refers to moert_layer.3. A
+# header opens with a comment that describes the header. Below this first comment, an item is a comment with the code that follows
+# it, up to the next empty line or the next comment in the first column. Code for C++ or for a compiler is left out. Lines that are
+# indented in a comment keep their form.
 
 function escape(text) {
     gsub(/\\/, "\\e", text)
@@ -11,7 +12,7 @@ function escape(text) {
     return text
 }
 
-# Returns a comment, lines without their stars, as paragraphs; indented lines as a display.
+# Returns the text of a comment, without stars, in roff: lines as paragraphs, and indented lines as a display.
 function paragraphs(text, line, lines, i, out, display, parted) {
     lines = split(text, line, "\n")
     parted = 1
@@ -65,7 +66,7 @@ FNR == 1 {
     functions = skipped = 0
 }
 
-# ---- what is no part of the page ----
+# ---- lines of a header that the page leaves out ----
 
 /^#if/ && (skipped || /__cplusplus|__GNUC__|MOERT_[A-Z]*_H$/) {
     if (!skipped && comment != "" && code == "") comment = ""
