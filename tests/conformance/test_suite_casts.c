@@ -166,7 +166,7 @@ static const shape grouped_shapes[] = {
  * TransformerEngine). Values have few bits, so the sums of a rotation are exact in any order. */
 TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
     const moert_quantizer nvfp4 = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
-    /* blocks along rows, along rotated columns, and in tiles */
+    /* the three quantizers: blocks along rows, along rotated columns, and in tiles */
     moert_quantizer hows[AXES] = {nvfp4, nvfp4, nvfp4};
     hows[1].axis = MOERT_AXIS_COLUMN;
     hows[1].transposed = hows[1].hadamard = true;

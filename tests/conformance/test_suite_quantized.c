@@ -61,7 +61,7 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
 /* Compares the first `count` backends with float64. */
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends, size_t count) {
     moert_op_options copy = *o;
-    /* without bias and FP8 operands, values have so few bits that sums are exact */
+    /* sums are exact, unless the op has a bias or FP8 operands: other values have few bits */
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
         const size_t before = owned_count();
@@ -165,7 +165,7 @@ TEST(test_dglu_grid) {
 
 /* ---- groups of any size ---- */
 
-/* One op, with groups of several sizes, builds no program after the first. */
+/* An op that is compiled builds no other program, whatever the sizes of its groups. */
 TEST(test_one_op_serves_every_size_of_the_groups) {
     static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
     for (size_t i = 0; i < 4; i++) {

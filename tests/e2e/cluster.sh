@@ -172,7 +172,7 @@ wrong_bits() {
     verdict $? "launch/train --restarts leaves out the host of a rank that computes wrongly"
 }
 
-# ---- the end, and bad input ----
+# ---- what a virtual cluster leaves at its end; bad input ----
 
 # True if TMPDIR is empty and no process has its path on the command line. Then no network namespace is left, because a namespace
 # ends with its processes.

@@ -3,7 +3,7 @@
 # tests/commit_message accepts messages that follow docs/contributing.md, and names the faults of others.
 . "$(dirname "$0")/../support/e2e.sh"
 
-message() { # WANTED SUBJECT [LINE...]: judges a message; WANTED is its complaint, or nothing
+message() { # WANTED SUBJECT [LINE...]: checks the verdict on a message: the complaint WANTED, or none if WANTED is empty
     printf '%s\n' "${@:2}" >"$tmp/message"
     tests/commit_message "$tmp/message" 2>"$log"
     local status=$?

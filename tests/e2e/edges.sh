@@ -17,7 +17,7 @@ start() {
     for ((i = 0; i < 600; i++)); do [ -s "$out/metrics.jsonl" ] && break; sleep 0.1; done
     pids=$(pgrep -f "^[^ ]*moert-train .*--out $out\$")
 }
-gone() { # PID...: true once the processes have ended; within 20 seconds
+gone() { # PID...: waits until the processes have ended; false if they still run after 20 seconds
     local pid
     for ((i = 0; i < 200; i++)); do
         for pid in "$@"; do [ ! -e "/proc/$pid" ] || { sleep 0.1; continue 2; }; done

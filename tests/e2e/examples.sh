@@ -11,7 +11,7 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 cp -r "$prefix/share/moert/examples" "$tmp" && cd "$tmp/examples" || exit 1
 check "the examples compile by their Makefile" make --no-print-directory -j2
 
-example() { # NAME: both linkages, on 1 and 2 ranks
+example() { # NAME: compares the example's digits between the static and the shared library, and between 1 and 2 ranks
     local example=$1 ranks
     # shellcheck disable=SC2046
     check "$example links with the static library" gcc -std=c11 $example.c -o $example.static -I"$prefix/include" "$prefix/lib/libmoert.a" \

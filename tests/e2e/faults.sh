@@ -10,7 +10,7 @@
 . "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-train
 export -n TEST_BUILD # keep them out of the programs' environment
-chosen=${FAULTS:-}${FAULTS_LIVES:-} # not empty: only these faults
+chosen=${FAULTS:-}${FAULTS_LIVES:-} # if not empty, only the faults of these variables run
 declare -A usual=([check]=2 [all]=4 [night]=20)
 default=$([ -n "$chosen" ] && echo 0 || echo "${usual[$TEST_TIER]}")
 faults=${FAULTS:-$default} lives=${FAULTS_LIVES:-$default}
@@ -30,7 +30,7 @@ train() { # NAME RANKS [OPTION...]: starts a training in the background
 under_launch() { # NAME RANKS
     launch "$1" launch/train --np "$2" --program "$program" -- "${arguments[@]}" --out "$work/$1/run"
 }
-whole() { # RANKS: the run without faults
+whole() { # RANKS: trains without faults
     train whole "$1"
     await 300
     verdict $status "$steps steps without faults"
@@ -47,7 +47,7 @@ random_moment() { # waits for a random moment in the first half of the run, in a
     sleep 0.0$((RANDOM % 100))
 }
 
-resumes() { # NAME RANKS: resumes a run to its end; the verdict on its files
+resumes() { # NAME RANKS: resumes a run to its end; prints the verdict on the run's files
     train "$1" "$2" --resume auto
     await 300
     [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/$last" "$dir/run/checkpoints/$last" &&
@@ -65,7 +65,7 @@ stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=8\)\$"
 names_fault() { # SIGNAL RANK PATTERN
     says_once "^moert: rank $2 on .* $3" && return
     ! grep -q '^moert: ' "$dir/stderr" && case $1-$MOERT_MPI in
-    KILL-mpich) grep -qE 'EXIT CODE: (9|6)$' "$dir/stdout" ;; # 6: another rank noticed the loss, and UCX aborted it
+    KILL-mpich) grep -qE 'EXIT CODE: (9|6)$' "$dir/stdout" ;; # 6: UCX aborted another rank, which noticed the loss
     KILL-openmpi5) grep -q "process rank $2 with PID .* exited on" "$dir/stderr" ;;
     *) false ;;
     esac
@@ -153,7 +153,7 @@ life() {
     resumes "life-$1" $((1 + RANDOM % 4))
 }
 
-join # the parts that still run would slow down the next run
+join # waits, because parts that still run would slow down the next run
 runs_of short 20 --batch 8 --save-every 1
 from=$(date +%s%N)
 whole 3
@@ -189,7 +189,7 @@ handed() { # FILE N: kills a rank in a random call of the file, then resumes the
         rm -rf "${work:?}/handed-$2"
         LD_PRELOAD=$shim INJECT_LOG=$dir/fired-$2 INJECT_SITE=$site INJECT_RANK=$victim INJECT_KILL=$call train "handed-$2" 3
         await
-        [ "$status" -eq 0 ] || break # a run without an error: the site has fewer calls
+        [ "$status" -eq 0 ] || break # after a run without an error, tries call 1: the site has fewer calls
     done
     [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && names_fault KILL "$victim" "$gone" && left_nothing
     verdict $? "$title at call $call: $(in_phase); the job ends after $seconds s and names it"

@@ -152,7 +152,7 @@ part own gives 'grouped-gemm-quant --format f32' "${glu[@]}" "$b" "$alpha" "$pro
     -- 'd:F32[3,4]:5,5,5,1,5.5,-6,-10,-1,12.75,-12,-24,-1.5' 'amax:F32[2]:5,24'
 part own gives 'grouped-gemm-quant --format f32' "${glu[@]}" "$b" "$alpha" "$prob" "$bias" \
     -- 'd:F32[3,4]:10.5,11,11.5,1.5,-0.75,7,11,-3.5,1.25,-10,-17,5.5' 'amax:F32[2]:11.5,17'
-glu+=('c:F32[3,4]:-9,3,0.5,8,8,-2,1.5,-7.5,2,0.25,-0.75,2.5') # some are beyond the limits of geglu
+glu+=('c:F32[3,4]:-9,3,0.5,8,8,-2,1.5,-7.5,2,0.25,-0.75,2.5') # some values of c are beyond the limits of geglu
 b='b:F32[2,2,2]:1,2,-3,4,0.5,-1,2,3'
 part own gives 'grouped-gemm-dglu --format f32 --interleave 0' "${glu[@]}" "$b" "$alpha" "$beta" "$prob" \
     -- 'd:F32[3,4]:-0.09477773,41.65177,-0.4944124,12.26362,-12.375,0.8320342,-66,-0.04450722,14.52056,37.917,-38.15542,3.056304' \

@@ -7,7 +7,7 @@ program=$bin/moert-info
 model=tests/golden/model/qwen3-tiny
 out=$tmp/out
 
-info() { # RANKS OPTION...: fills $out, $log and $status, which it returns
+info() { # RANKS OPTION...: runs moert-info, with its output in $out and $log; sets and returns $status
     local ranks=$1
     shift
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$ranks" "$program" "$@" >"$out" 2>"$log"
@@ -18,7 +18,7 @@ info() { # RANKS OPTION...: fills $out, $log and $status, which it returns
 # section TITLE: prints the lines below TITLE, up to an empty line
 section() { sed -n "/^$1/,/^\$/p" "$out" | sed '1d;/^$/d'; }
 
-cpus_of() { # RANK: prints its logical processors, one a line
+cpus_of() { # RANK: prints the logical processors of the rank, one a line
     local part
     for part in $(section placement | awk -v rank="$1" '$1 == rank { print $NF }' | tr ',' ' '); do
         seq "${part%-*}" "${part#*-}"

@@ -14,7 +14,7 @@ compiled() { # CFLAGS: whether make compiles an object again
 compiled -O0 && ! compiled -O0 && compiled -O1
 verdict $? "make compiles again if the flags change, and only then"
 
-mkdir "$source" # with objects that are newer than all sources
+mkdir "$source" # gets sources that are older than the objects of its build directory
 if git rev-parse HEAD >/dev/null 2>&1; then
     check "make dist" make --no-print-directory BUILD="$build" dist
     tar xzf "$build"/moert-*.tar.gz -C "$source" --strip-components 1
@@ -63,7 +63,7 @@ verdict $? "moert-launch directory has the scripts for Slurm"
 
 # ---- man pages, completion ----
 
-helps() { # prints the options, and before an option the program, as PAGE OPTION
+helps() { # prints a line PAGE OPTION for each option of each program
     local program
     for program in train layer op info report tune preflight; do moert-$program --help | sed -nE "s/^  (--[a-z0-9-]+).*/moert-$program \1/p"; done
     for program in train preflight scaling virtual-cluster tokenize detokenize; do

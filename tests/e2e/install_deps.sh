@@ -63,18 +63,18 @@ done
 # $tmp/packages.
 root=$tmp/root
 
-stub() { # FILE [TEXT]: a script, below the directory $tmp
+stub() { # FILE [TEXT]: writes a script, below the directory $tmp
     mkdir -p "$(dirname "$tmp/$1")"
     printf '#!/usr/bin/env bash\n%s\n' "${2:-}" >"$tmp/$1"
     chmod +x "$tmp/$1"
 }
 
-library() { # DIRECTORY NAME...: files for pkg-config, below the directory $tmp
+library() { # DIRECTORY NAME...: writes files for pkg-config, below the directory $tmp
     local name
     for name in "${@:2}"; do stub "$1/$name.pc"; done
 }
 
-machine() { # ID DIRECTORY: a bare machine, whose package of Open MPI has its files in DIRECTORY, a path relative to $root
+machine() { # ID DIRECTORY: makes a bare machine, whose package of Open MPI has its files in DIRECTORY, a path relative to $root
     local program
     rm -rf "$root" "$tmp/packages"
     mkdir -p "$root/bin"
@@ -96,8 +96,8 @@ machine() { # ID DIRECTORY: a bare machine, whose package of Open MPI has its fi
     stub "packages/$2/bin/mpirun"
 }
 
-# outcome STATUS TITLE COMMAND [PATTERN...]: prints the verdict on COMMAND on the machine. Its output and the calls of package
-# managers must match the patterns; without patterns there must be no output and no calls
+# outcome STATUS TITLE COMMAND [PATTERN...]: prints the verdict on COMMAND on the machine. The output of COMMAND and its calls
+# of package managers must match the patterns; without patterns there must be no output and no calls
 outcome() {
     local status
     rm -f "$root/calls"
@@ -132,7 +132,7 @@ for present in mpicc "mpicc mpirun" "mpicc mpirun pkg-config"; do
     for program in $present; do cp -L "$tmp/packages/bin/$program" "$root/bin/"; done
     case $present in
     mpicc) expected=' make pkg-config libopenmpi-dev openmpi-bin ocl-icd-opencl-dev .* libhwloc-dev ' ;;
-    *mpirun) expected=' make pkg-config ocl-icd-opencl-dev .* libhwloc-dev ' ;; # MPI is kept before pkg-config can name it
+    *mpirun) expected=' make pkg-config ocl-icd-opencl-dev .* libhwloc-dev ' ;; # MPICH is kept, although pkg-config is missing and cannot name it
     *) expected=' make ocl-icd-opencl-dev opencl-c-headers pocl-opencl-icd libjansson-dev ' ;;
     esac
     outcome 0 "with MPICH, hwloc and these programs, only the rest is installed: $present" "$install_deps" \

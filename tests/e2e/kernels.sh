@@ -56,7 +56,7 @@ compile() { # FORM FAMILY OPTION...
     local form=$1 file=kernels/$2.cl out what items=1 compiler=$clang
     [[ $form != gfx* ]] || compiler=$amd_clang
     case $2:$form:" $cpu_families " in
-    */gpu:* | *_gpu:*) items=32 ;; # also on CPUs, where MOERT_FORM can choose this form
+    */gpu:* | *_gpu:*) items=32 ;; # kernels in GPU form, also for CPUs, where MOERT_FORM can choose the GPU form
     *:nvidia:*" $2 "* | *:without_fp64:*" $2 "* | *:gfx*:*" $2 "* | *:spirv:*" $2 "* | *:avx* | *:aarch64*) ;;
     *) items=32 ;;
     esac
@@ -91,7 +91,7 @@ forms="avx512 avx2 aarch64 nvidia without_fp64"
 if [ -n "$amd_clang" ]; then forms+=" gfx90a gfx942 gfx1100"; else verdict 0 "gfx90a, gfx942, gfx1100 # SKIP no clang 17 or later for AMD's GPUs"; fi
 if [ -n "$llvm_spirv" ]; then forms+=" spirv"; else verdict 0 "spirv # SKIP no llvm-spirv for $clang"; fi
 [ -n "$check_only" ] && forms="avx512 nvidia"
-[ -z "${KEEP_CUBINS:-}" ] || forms= # only the programs whose cubins are kept
+[ -z "${KEEP_CUBINS:-}" ] || forms= # to keep cubins, compiles only the programs that have cubins
 for form in $forms; do
     : >"$failed.$form"
     if [ "$form" = avx512 ]; then cat "$tmp/whole"; else some <"$tmp/whole"; fi >"$list"
@@ -120,7 +120,7 @@ assemble() { # FILE COMPLAINT OPTION...
     local said kept
     [ -z "$ptxas" ] && return 0
     said=$("$ptxas" -v "${@:3}" "$1" -o "$1.cubin" 2>&1) || { echo "$said"; return 1; }
-    if [ -n "${KEEP_CUBINS:-}" ]; then # a directory, from tests/tools/record/cubins
+    if [ -n "${KEEP_CUBINS:-}" ]; then # the directory in which tests/tools/record/cubins collects cubins
         kept=$(mktemp -p "$KEEP_CUBINS") && cp "$1.cubin" "$kept.cubin" && printf '%s\n' "$program ${*:3}" "$said" >"$kept.said"
     fi
     ! grep -E "$2|warning|[1-9][0-9]* bytes spill" <<<"$said"
@@ -130,7 +130,7 @@ hopper() { # FAMILY OPTION...
     out=$(mktemp -p "$tmp") && to_ptx "$out.ptx" "$@" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     assemble "$out.sm90a" 'C75[0-9][0-9]' -arch=sm_90a --maxrregcount 168
 }
-ampere() { # FAMILY OPTION...; two work-groups of 128 work-items run on an SM
+ampere() { # FAMILY OPTION...: assembles for sm_80 to sm_90, where two work-groups of 128 work-items run on an SM
     local out arch program=$*
     out=$(mktemp -p "$tmp") && to_ptx "$out.ptx" "$@" && sed -i 's/^\.version.*/.version 8.3/' "$out.ptx" || return 1
     for arch in sm_80 sm_86 sm_89 sm_90; do assemble "$out.ptx" "stack frame, [1-9]" "-arch=$arch" || return 1; done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run: check all
-# moert-train and moert-info estimate the memory of a run before it begins. They refuse a run that does not fit, and name options
-# that make it fit. --recompute auto chooses such options, and the run uses the estimated memory of the device.
+# moert-train and moert-info estimate the memory of a run before it begins. Both programs refuse a run that does not fit, and
+# name options that make it fit. --recompute auto chooses such options, and the run uses the estimated memory of the device.
 . "$(dirname "$0")/../support/e2e.sh"
 
 small=(--data LICENSE --hidden 64 --intermediate 96 --heads 4 --layers 3 --experts 6 --length 96 --batch 8 --steps 3 --save-every 3 --log-every 0)

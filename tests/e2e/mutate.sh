@@ -46,7 +46,7 @@ commit() {
     git -C "$project" add Makefile src tests
     git -C "$project" -c user.name=m -c user.email=m -c commit.gpgsign=false commit -qm m
 }
-mutate() { MOERT_CACHE_DIR=$tmp/none logged tests/tools/mutate --root "$project" --number 3 --seed 1 --limit 2 "$@"; } # three operators, one in each function
+mutate() { MOERT_CACHE_DIR=$tmp/none logged tests/tools/mutate --root "$project" --number 3 --seed 1 --limit 2 "$@"; } # three mutants, one in each function
 git -C "$project" init -q && commit
 
 mutate --tier check
@@ -56,7 +56,7 @@ verdict $? "one mutant is found, one survives, and one has no effect on the obje
 [ "$(git -C "$project" status --porcelain)" = '?? build/' ]
 verdict $? "the user's sources stay as they are"
 
-sed -i '$d' "$project/build/mutate/3-1.txt" # as if the call had been stopped before the last one
+sed -i '$d' "$project/build/mutate/3-1.txt" # as if the call had been stopped before the last mutant
 mutate --tier check
 [ $? -eq 0 ] && [ "$(grep -c '^ *[0-9]  .* : [a-z]' "$log")" -eq 2 ] && has_lines "$log" '^   3  ' '^mutate: 1 found \(1 by check\), 1 survived, 1 equivalent;'
 verdict $? "another call tries only what is left, and lists the survivor again"

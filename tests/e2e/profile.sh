@@ -25,14 +25,14 @@ has_rows() { # NAME ROW...: true if the table and the JSON have these rows
 # column NAME KEY: prints the value of KEY in each row of NAME's JSON, one per line
 column() { sed -n "s/^ *\"$2\": \([0-9.e+-]*\),\{0,1\}\$/\1/p" "$tmp/$1/profile.json"; }
 
-adds_up() { # NAME: true if the shares add up to 1 and the times to the step
+adds_up() { # NAME: true if the shares add up to 1, and the times of the rows to the time of a step
     column "$1" share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }' &&
         column "$1" ms_per_step | awk '{ ms[NR] = $1; if (NR > 1) sum += $1 }
             END { exit !(ms[1] > 0 && sum > 0.999 * ms[1] && sum < 1.001 * ms[1]) }'
 }
 
-# within_the_run NAME: for a run on one rank. The profile covers the last three steps. True if the profile's time of a step is at
-# most the mean time of these steps in the metrics, and more than half of that mean. A step has 1024 tokens
+# within_the_run NAME: checks the profile of a run on one rank, which covers the last three steps. True if the profile's time of a
+# step is at most the mean time of these steps in the metrics, and more than half of that mean. A step has 1024 tokens
 within_the_run() {
     tail -n 3 "$tmp/$1/metrics.jsonl" | sed 's/.*"tokens_per_s": \([^,}]*\).*/\1/' |
         awk -v ms="$(column "$1" ms_per_step | head -n 1)" '{ sum += 1024 / $1 * 1000 / 3 }
@@ -82,7 +82,7 @@ for r in range(ranks):
     assert [s["name"] for s in steps] == [f"step {n}" for n in range(2, 7)], steps
     assert len(device) > 100 and {e["name"] for e in device} >= {"experts fprop", "dispatch", "combine", "optimizer"}
     assert len(messages) > 10, len(messages)
-    assert len(forth) == len(back) and (len(forth) > 0) == (ranks > 1), (len(forth), len(back)) # two per layer and step
+    assert len(forth) == len(back) and (len(forth) > 0) == (ranks > 1), (len(forth), len(back)) # a layer adds two spans to each list in a step
     assert all(there["ts"] <= home["ts"] + home["dur"] for there, home in zip(forth, back)), "rows came back before they left"
     for row in (steps, device, messages, forth, back):
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in zip(row, row[1:])), "overlap"

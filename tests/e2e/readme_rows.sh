@@ -23,7 +23,7 @@ while IFS= read -r command <&3; do
     case $command in
     launch/tokenize*) verdict 0 "$command # SKIP tokenize.sh runs it" ;;
     launch/virtual-cluster*) verdict 0 "$command # SKIP cluster.sh runs it" ;;
-    build/bin/moert-tune) # runs until it is stopped
+    build/bin/moert-tune) # moert-tune runs until it is stopped
         logged timeout -s INT 20 bash -c "MOERT_CACHE_DIR=$tmp/cache $command --busy"
         [ $? -eq 124 ]
         verdict $? "$command"

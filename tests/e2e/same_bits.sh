@@ -181,8 +181,8 @@ uncovered() { # prints the pairs of values that could occur together in a row of
         }'
 }
 
-# A row of pairs: its 4 steps must have the bits of a run on 1 rank without the row's settings, which must not change bits. The
-# steps after a resume on another number of ranks must have them, too
+# A row of pairs: its 4 steps must have the bits of a run on 1 rank without the row's settings, which must not change bits. After
+# a resume on another number of ranks, the steps must have the same bits
 pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECOMPUTE STATES SYNC PUSH ORDER RESUME OPTIMIZER
     local run same free=() other=3
     run=pair-$(tr ' ' - <<<"$*")
@@ -245,7 +245,7 @@ tensor_cores() { [ "${MOERT_DEVICE:-}" = gpu ] && [ "${MOERT_BACKEND:-}" != port
 for name in cloned-bf16 cloned-mxfp8; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 unset alike kept
 
-join # the parts below need the runs of those above
+join # the parts below read the run directories of the parts above
 
 check "balanced routing: the busiest expert has at most 1.2 times the mean" \
     awk '{ sub(/.*"expert_load": /, ""); if ($1 + 0 > 1.2) bad++ } END { exit !(NR == 4 && !bad) }' "$all/balanced-3-window/metrics.jsonl"

@@ -28,7 +28,7 @@ same_bytes() { # DIRECTORY
         [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ]
 }
 nothing_half() { [ -z "$(find "$1" -name '*.tmp' -o -name '*.old' | tee -a "$log")" ]; } # DIRECTORY
-warnings() { grep -cE "^moert.* warning: the checkpoint of step [0-9]+ $1" "$log"; }    # PATTERN: prints the number of such warnings
+warnings() { grep -cE "^moert.* warning: the checkpoint of step [0-9]+ $1" "$log"; }    # PATTERN: prints the number of warnings that match PATTERN
 saved() { ls "$dir/run/checkpoints" | grep -x 'step-[0-9]*'; }
 steps_in() { ls "$1" | paste -sd ' '; } # DIRECTORY
 runs() { kill -0 "$launcher" 2>/dev/null && sleep 0.1; }

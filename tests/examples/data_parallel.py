@@ -18,7 +18,7 @@ for step in range(20):
     x = batch.tensor_split(context.size)[context.rank]
     loss = (layer(x) - x @ target).square().sum() / (SEQUENCES * LENGTH * H)  # the ranks' losses sum up to the mean
     optimizer.zero_grad()
-    loss.backward()  # gradients are those of that sum
+    loss.backward()  # computes the gradients of the sum of all ranks' losses
     optimizer.step()
     total = sum(context.gather(loss.item()))
     if context.rank == 0 and (step == 0 or step == 19):

@@ -11,7 +11,7 @@ context = moert.Context()
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(T, H, generator=generator).tensor_split(context.size)[context.rank]
 router = torch.nn.Parameter(torch.randn(E, H, generator=generator))
-scale = torch.nn.Parameter(torch.randn(E, H, generator=generator))  # an expert multiplies by its scale and clips
+scale = torch.nn.Parameter(torch.randn(E, H, generator=generator))  # expert e: relu(row * scale[e])
 
 weight, index = torch.softmax(x @ router.T, -1).topk(K)
 exchange = moert.torch.Exchange(index, E, context)

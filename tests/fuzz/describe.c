@@ -154,8 +154,8 @@ static void quantize_result(const fuzz_input *in, size_t which, moert_operand *o
     operand->global = how->group_scales = false;
 }
 
-/* Quantizes some of the operands, the result and the column result. Two bits of a byte decide for
- * each of them. */
+/* Quantizes some of the operands, the result and the column result. Two bits of a
+ * byte decide for both operands, two for the result, and two for the column result. */
 static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
     const unsigned byte = in->quantized;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;

@@ -1,8 +1,8 @@
 /*
  * Each input is one datagram for the watchdog of rank 0. If the first byte is even, the datagram
  * has no valid signature and must be dropped. If the first byte is odd, the rest is signed as a
- * note of another host of the job. Such a note may claim anything, and the message about the rank
- * that the note names must still fit its buffer.
+ * note of another host of the job. A signed note may claim anything, and the message about the
+ * rank that the note names must still fit its buffer.
  */
 #include <arpa/inet.h>
 #include <errno.h>

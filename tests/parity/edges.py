@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, logging
 
 logging.set_verbosity_error()
 warnings.simplefilter("ignore")
-# keys that some config of the families has, with values that mean something
+# keys that an edit sets in a config, most of which occur in some family's config, and the values for each key
 FOREIGN = {
     "use_qk_norm": [True, False], "qkv_bias": [True, False], "attention_bias": [True, False], "sliding_window": [None, 3, 4096],
     "use_sliding_window": [True, False], "layer_types": [["full_attention", "full_attention"], ["sliding_attention", "full_attention"]],

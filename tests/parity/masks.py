@@ -15,9 +15,9 @@ from token_files import read_documents  # noqa: E402
 from token_oracle import CHAT, fuzzed, masks  # noqa: E402
 
 TOKENIZERS = ("bpe", "begin", "close", "unigram", "wordpiece")
-TEMPLATES = {"plain": None, "think": "qwen3_5_think_training", "llama": "llama3_training"}  # None: CHAT, else a file of trl
+TEMPLATES = {"plain": None, "think": "qwen3_5_think_training", "llama": "llama3_training"}  # the template's file in trl; None: CHAT
 FORMS = ("chats", "texts", "turns")
-COUNT = 12  # records of a form, so 540 in all
+COUNT = 12  # records for each tokenizer, template and form, so 540 in all
 SPECIAL = [
     "<unk>", "<s>", "</s>", "<u>", "<a>", "<e>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|begin_of_text|>",
     "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",

@@ -51,7 +51,7 @@ def main(module):
             result = test(context)
         except Skip as skip:
             note = f" # SKIP {skip}"
-        except Exception:  # reported, and agreed on below
+        except Exception:  # this rank prints the failure; below, all ranks agree on it
             failed = True
             print("".join("# " + line + "\n" for line in traceback.format_exc().splitlines()), end="", flush=True)
         failed = agreed(context, failed)

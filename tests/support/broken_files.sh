@@ -74,7 +74,7 @@ for edit in 'applied 41' 'step 99' 'left_out 1' 'skipped_in_row 3' 'data 7'; do
     sed -Ei "s/(\"${edit%% *}\": )(\"[^\"]*\"|[0-9]*)/\\1${edit#* }/" "$(copy "state-${edit/ /}" "$last")/state.json"
 done
 negative=$(copy negative "$last")/optimizer.safetensors
-put "$negative" $(($(stat -c %s "$negative") - 1)) '\200' # the sign of a second moment
+put "$negative" $(($(stat -c %s "$negative") - 1)) '\200' # sets the sign bit of a second moment, which must not be negative
 cp -r "$work/run/checkpoints" "$work/elsewhere"
 
 # ---- named pipes without a writer, and paths that cannot be written ----

@@ -20,5 +20,5 @@ typedef struct index_lists {
     size_t entries; /* of `documents` */
 } index_lists;
 
-/* Writes NAME.bin and NAME.idx into the test's directory; returns the path of the latter. */
+/* Writes NAME.bin and NAME.idx into the test's directory; returns the path of NAME.idx. */
 const char *write_dataset(const char *name, const void *tokens, size_t bytes, index_lists of);

@@ -12,7 +12,7 @@
 
 char test_directory[] = "/tmp/moert-test-XXXXXX";
 
-/* Replaces the C library's function: tests do not wait for the disk. */
+/* Replaces fsync() of the C library, so that tests do not wait for the disk. */
 int fsync(int file) {
     return fcntl(file, F_GETFD) >= 0 ? 0 : -1;
 }
@@ -72,7 +72,7 @@ char *read_file(const char *path, size_t *bytes) {
 
 void limit_files(rlim_t bytes) {
     struct rlimit limit;
-    signal(SIGXFSZ, SIG_IGN); /* sent when a file grows past the limit */
+    signal(SIGXFSZ, SIG_IGN); /* a write past the limit would send this signal */
     getrlimit(RLIMIT_FSIZE, &limit);
     limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
     setrlimit(RLIMIT_FSIZE, &limit);

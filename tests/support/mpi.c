@@ -170,7 +170,8 @@ void sum_over_ranks(double *values, size_t n) {
 float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t values = moert_tree_nodes(span, nodes) * n;
-    float *rows = test_alloc((values + n) * sizeof *rows); /* room for a sum without nodes */
+    /* n more floats, so that a span without nodes has room for a sum, too */
+    float *rows = test_alloc((values + n) * sizeof *rows);
     for (size_t i = 0; i < values; i++)
         rows[i] = (float)ldexp(moert_rng_uniform(seed, rank, i) - 0.5, (int)(i * 5 % 11));
     return rows;

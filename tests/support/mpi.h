@@ -82,7 +82,8 @@ void sum_over_ranks(double *values, size_t n);
 /* Draws rows of n random values for the nodes of a rank's span (base/tree.h). Magnitudes span 11
  * binary orders, so the sum depends on the order of addition. */
 float *draw_nodes(moert_span span, size_t n, uint64_t seed, size_t rank);
-/* sum[n] on the host of the nodes that draw_nodes() gives all ranks, whose spans are spans[R]. */
+/* Returns sum[n] of the nodes that draw_nodes() gives all ranks, computed on the host. spans[R] are
+ * the ranks' spans. */
 float *sum_of_nodes(const moert_span *spans, size_t n, uint64_t seed);
 
 /* A value that identifies its sender, its receiver and its index. */

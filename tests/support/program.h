@@ -6,7 +6,8 @@
 #include "tools/common/program.h"
 
 /* Group fixture: test_context, and a directory of rank 0 that all ranks share. In words and shell
- * commands, $DIR is its path, $OUT that of a directory in it, and $PROGRAM that of the test. */
+ * commands, $DIR is the path of this directory, $OUT that of the directory `out` in it, and
+ * $PROGRAM that of the test program. */
 int open_context_and_shared_directory(void **state);
 int close_context_and_shared_directory(void **state);
 

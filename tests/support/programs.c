@@ -18,7 +18,7 @@ static const char *table(void) {
 }
 
 /* Finds the first line of the table (after `line`, unless that is NULL) that begins with this word.
- * Writes its other words to `rest`. */
+ * Writes the line's other words to `rest`. */
 static const char *next_line(const char *line, const char *word, size_t length,
                              char rest[MOST_TEXT]) {
     line = line == NULL ? table() : strchr(line, '\n') + 1;
@@ -82,7 +82,8 @@ static bool has_define(const char *spec, const char *words) {
     return false;
 }
 
-/* Whether the program has the defines `words`; `left` of its defines are not matched yet. */
+/* Whether the program has the defines `words`; `left` is the number of the program's defines that
+ * are not matched yet. */
 static bool takes(const char *words, const char *spec, int left) {
     char rest[MOST_TEXT], with[MOST_TEXT];
     if (words[0] == '\0')

@@ -37,7 +37,7 @@ TOKEN = re.compile(r"""(?P<space> (?:\s | \\\n | /\*.*?\*/ | //[^\n]*)+ )
 DIRECTIVE = re.compile(r"# *(\w*)((?:\\\n|/\*.*?\*/|[^\n])*)", re.DOTALL)
 
 Token = collections.namedtuple("Token", "kind text start end")
-Place = collections.namedtuple("Place", "file line start end before texts head tail")  # head and tail: the text around it, for titles
+Place = collections.namedtuple("Place", "file line start end before texts head tail")  # head, tail: text around the place
 Mutant = collections.namedtuple("Mutant", "number kind place text")
 
 
@@ -59,7 +59,7 @@ def truths(condition):
 
 def parts(text):
     """Lists of the tokens that run here: all but directives, then the body of each #define."""
-    lists, branches, at = [[]], [], 0  # a branch: whether it may run, and whether a later one of the #if may
+    lists, branches, at = [[]], [], 0  # of each open #if: may this branch run, may a later branch run
     while at < len(text):
         match, runs = TOKEN.match(text, at), all(may_run for may_run, _ in branches)
         if match.group() == "#" and not text[text.rfind("\n", 0, at) + 1:at].strip():
@@ -119,7 +119,7 @@ def begins_statement(tokens, pairs, i):
     before = tokens[i - 1].text if i > 0 else "{"
     if before == ")":
         return tokens[pairs.get(i - 1, 1) - 1].text in KEYWORDS
-    if before == ":":  # of a label; otherwise of a conditional expression
+    if before == ":":  # the colon ends a label, or is part of a conditional expression
         return i > 2 and tokens[i - 3].text in ("case", ";", "{", "}")
     return before in (";", "{", "}", "else", "do")
 

@@ -3,8 +3,8 @@
  * arguments. INJECT_STUBS(STUB(a) STUB(b) ...) defines them.
  *
  * A stub passes its index in the list to inject_entry. inject_entry saves all registers that may
- * hold arguments and calls inject_decide(frame). This returns the function to jump to, or 0 if the
- * stub must return frame.result to the caller.
+ * hold arguments and calls inject_decide(frame). inject_decide() returns the function to jump to,
+ * or 0 if the stub must return frame.result to the caller.
  */
 #pragma once
 

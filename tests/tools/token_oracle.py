@@ -40,7 +40,7 @@ def train(directory):
         tokenizer.save(f"{directory}/{name}/tokenizer.json")
     unmarked = CHAT.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     late = CHAT.replace("<e>{% endgeneration %}", "{% endgeneration %}<e>")
-    thinking = unmarked.replace("%}<a>{% endif", "%}<a><u>{% endif")  # <u> in the place of <think>
+    thinking = unmarked.replace("%}<a>{% endif", "%}<a><u>{% endif")  # <u> takes the place of <think>
     for name, template in (("chat", CHAT), ("unmarked", unmarked), ("late", late), ("thinking", thinking)):
         os.makedirs(f"{directory}/{name}")
         tokenizer = Tokenizer.from_file(f"{directory}/bpe/tokenizer.json")

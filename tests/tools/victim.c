@@ -46,7 +46,7 @@ static void stop_at(const char *moment) {
         raise(SIGSTOP);
 }
 
-/* Reports a failure. Only the rank that claims the watchdog prints it. */
+/* Reports a failure. Only the rank that claims the watchdog prints a message. */
 static void report(moert_watchdog *watchdog, size_t rank) {
     signal(SIGTERM, SIG_IGN);
     if (moert_watchdog_claim(watchdog))
@@ -101,7 +101,7 @@ int main(int count, char **arguments) {
     if (!is_moment())
         fail(comm, watchdog);
     if (is("exit"))
-        sleep(2); /* long enough for launch/environment to find the ranks */
+        sleep(2); /* gives launch/environment enough time to find the ranks */
     if (moert_comm_barrier(comm) == MOERT_ERROR_TIMEOUT) {
         printf("ends by itself: %s\n", moert_last_error());
         fflush(stdout);

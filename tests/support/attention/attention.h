@@ -9,7 +9,7 @@
 
 typedef struct attention_shape {
     size_t sequences, length, heads, kv_heads, head_size;
-    size_t value_size, window; /* as in moert_attention: 0 is the default */
+    size_t value_size, window; /* 0: the default of moert_attention */
     bool sinks;
 } attention_shape;
 

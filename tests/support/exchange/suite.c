@@ -105,7 +105,7 @@ void run_shapes(moert_exchange *exchange, trip like) {
 
 void expect_usable(trip *t) {
     const shape c = t->c;
-    /* a device that a test made late must work again */
+    /* waits for a device that a test made late; then the device must work again */
     ASSERT_OK_ON_ALL(moert_device_finish(test_device));
     ASSERT_OK_ON_ALL(trip_run(&c, t));
     ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));

@@ -60,7 +60,8 @@ typedef struct way {
     size_t runs; /* forward, dgrad: number of runs of scattered result rows; 0: not scattered */
     /* tile choices that replace those of the tuning rows; NULL: keep the tuning rows' choices */
     const moert_choices *choices;
-    const moert_choices *panels; /* in force when the weight's panels were made; NULL: `choices` */
+    /* tile choices in force when the weight was prepacked; NULL: `choices` */
+    const moert_choices *panels;
     bool separate, drop_v; /* separate: the GLU is a call of its own; drop_v: v is not needed */
     moert_dtype h;         /* dtype of the GLU's result */
 } way;

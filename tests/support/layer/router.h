@@ -87,7 +87,7 @@ double oracle_gradient(const router_input *input, const int32_t *index, size_t t
 
 /*
  * Chooses index[K]; returns the smallest difference of two selection (or group) scores whose order
- * decides the choice. If it is tiny, float32 may choose differently.
+ * decides the choice. If this difference is tiny, float32 may choose differently.
  */
 double oracle_choose(const moert_router_options *options, const double *logits, const float *bias,
                      int32_t *index);

@@ -20,7 +20,7 @@ typedef enum ops_values { OPS_EXACT, OPS_SPREAD, OPS_NORMAL, OPS_WIDE, OPS_SMALL
 
 /* The buffers of an op. Discrete weights follow each other in one array. */
 typedef struct ops_bytes {
-    moert_op shape; /* made by moert_op_describe() */
+    moert_op shape; /* the description that moert_op_describe() has made */
     unsigned char *at[MOERT_OP_BUFFERS];
     size_t bytes[MOERT_OP_BUFFERS];
     ops_values values;

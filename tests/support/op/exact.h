@@ -15,7 +15,8 @@
 typedef struct ops_exact {
     double *result, *slack; /* slack: the largest error that each element may have */
     double *c, *c_slack;
-    double *amax;          /* [G] or [G,2]; -INFINITY for a group without rows */
+    /* the amax of each group, [G] or [G,2]; -INFINITY for a group without rows */
+    double *amax;
     double *dprob, *dbias; /* the sums, followed by sums of the magnitudes of the addends */
     size_t lines, width;
     double tolerance;

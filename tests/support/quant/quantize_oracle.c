@@ -149,7 +149,7 @@ static block_scale nvfp4_scale(moert_nvfp4_rule rule, float amax, float tensor_a
 /* ---- matrices ---- */
 
 /* A quantized matrix to check, and one of its blocks: rows x columns from (row, column) on, in
- * group g. `line` is the number of blocks of rows before it. */
+ * group g. `line` is the number of rows of blocks before this block. */
 typedef struct view {
     const char *what;
     const moert_quantizer *how;

@@ -29,8 +29,8 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
 /* Quantizes in another form. The dtype `source` must represent x exactly; the device casts it to
- * float32. With x_runs of moert_quantize, x has 2 * columns; with row_bytes, q also holds the
- * scales. `back` is the dtype of the dequantized values. */
+ * float32. If x_runs of moert_quantize is set, x has 2 * columns columns; if row_bytes is set, q
+ * also holds the scales. `back` is the dtype of the dequantized values. */
 typedef struct quantized_form {
     moert_dtype source, back;
     size_t x_runs, row_bytes;

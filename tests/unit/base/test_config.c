@@ -90,7 +90,7 @@ TEST(test_portable_by_name_means_sums_value_by_value) {
     static const struct {
         const char *backend, *form, *bf16;
         unsigned sums;
-        const char *refused; /* part of the message, or NULL */
+        const char *refused; /* part of the expected error message, or NULL */
     } rows[] = {
         {NULL, NULL, NULL, MOERT_BF16_AUTO, NULL},
         {"portable", NULL, NULL, MOERT_BF16_WIDENED, NULL},

@@ -133,7 +133,7 @@ TEST(test_bridge_rounding_rounds_half_steps_down) {
 }
 
 TEST(test_stochastic_rounding_is_unbiased_over_all_random_bits) {
-    for (int i = -1536; i <= 1536; i++) { /* -6 to 6 in steps that 8 random bits resolve */
+    for (int i = -1536; i <= 1536; i++) { /* x from -6 to 6, in steps that 8 random bits resolve */
         const float x = (float)i / 256.0f;
         double sum = 0;
         for (unsigned random = 0; random < 256; random++)

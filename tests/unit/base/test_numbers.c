@@ -81,7 +81,7 @@ static const struct {
     const char *name;
     moert_rope_scheme scheme;
     size_t pair[MOST_KNOWN];
-    double frequency[MOST_KNOWN]; /* of each pair; 0: no more */
+    double frequency[MOST_KNOWN]; /* the frequency of each pair; 0 ends the list */
 } cases[] = {
     {"default", {.width = 8, .theta = 1e4}, {0, 1, 2, 3}, {1.0, 0.1, 0.01, 0.001}},
     {"linear",
@@ -228,8 +228,9 @@ TEST(test_every_partition_in_two_gives_the_bits_of_the_full_tree) {
     }
 }
 
-/* Joins rows as moert_tree_append says; the nodes and the bits must be those of the span, whose
- * nodes follow each other. Only the last one may extend past the last leaf of the tree. */
+/* Joins rows as moert_tree_append says; the nodes and the bits must be those of reduce() for the
+ * span. Each node begins where the previous one ends; only the last node may extend past the last
+ * leaf of the tree. */
 static void check_span(moert_span span) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES], expected[MOERT_TREE_MAX_NODES];
     float leaves[MOST_LEAVES * N], sums[MOST_LEAVES * N], *rows[MOST_LEAVES];

@@ -1,6 +1,7 @@
 // run: check=1,2 all=3,4,2san device=0
 /* Waiting times between ranks: the time that ranks wait in a collective is charged to the late
- * rank. The tests cover any communicator, and charge only for calls that all of its ranks made. */
+ * rank. A communicator may have all or some ranks. Only calls that all ranks of the communicator
+ * make are charged. */
 #include <unistd.h>
 
 #include "comm/arrivals.h"

@@ -45,7 +45,7 @@ static void print_words(const void *object, FILE *file) {
 TEST(test_entries_are_compared_with_those_of_rank_0) {
     static const struct {
         const char *first[3], *last[3]; /* entries of rank 0, and of the last rank */
-        const char *text;               /* of the message; NULL: the entries are equal */
+        const char *text;               /* part of the message; NULL: the entries are equal */
     } rows[] = {
         {{"a 1", "b 2"}, {"a 1", "b 2"}, NULL},
         {{NULL}, {NULL}, NULL},

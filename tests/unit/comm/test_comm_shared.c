@@ -68,7 +68,8 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     bool right = getrlimit(RLIMIT_NOFILE, &limit) == 0;
     right = make_files(mine, COUNT) && right;
     low = limit;
-    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and only some of the files */
+    /* leaves room for the socket and only some of the files */
+    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4;
     if (test_rank == test_ranks - 1)
         right = setrlimit(RLIMIT_NOFILE, &low) == 0 && right;
     moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
@@ -134,8 +135,8 @@ static void expect_refusal(size_t bytes, moert_status status, const char *text) 
                   count_files("/proc/self/fd", "") == files);
 }
 
-/* Each rank reserves 1 TiB. This is more than the machine's memory, and more than /dev/shm, in
- * which MPI would place its windows. */
+/* Each rank reserves 1 TiB: more than the machine's memory, and more than /dev/shm, in which MPI
+ * would place its windows. */
 TEST(test_untouched_shared_memory_costs_nothing) {
     if (getenv("TEST_EMULATED") != NULL)
         SKIP("QEMU 7 reserves memory for what is mapped, and has a record of each page");

@@ -11,7 +11,7 @@
 #include "support/mpi.h"
 
 static size_t calls, failing; /* failing: the number of the call that fails; 0: none */
-static const char *failed;    /* the name of that call */
+static const char *failed;    /* the name of the call that failed */
 
 static bool fails(const char *name) {
     if (failing == 0 || ++calls != failing)

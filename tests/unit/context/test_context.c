@@ -106,9 +106,10 @@ TEST(test_a_context_works_on_the_queue_of_the_caller) {
 
 TEST(test_a_variable_of_one_rank_may_fail_all_and_is_named) {
     static const struct {
-        const char *set;   /* the variable on the last rank */
-        const char *other; /* the variable on all other ranks, if that value is an error, too */
-        const char *text;  /* part of the message of another error */
+        const char *set; /* the variable on the last rank */
+        /* the variable on all other ranks, if a difference between the ranks is an error */
+        const char *other;
+        const char *text; /* part of the message, if the last rank's value alone is an error */
     } rows[] = {
         {"MOERT_DEVICE=nosuch", NULL, "MOERT_DEVICE=nosuch matches no OpenCL device; there are: "},
         {"MOERT_TIMEOUT_S=soon", NULL, "MOERT_TIMEOUT_S=soon is not legal; expected 0-86400"},
@@ -213,7 +214,7 @@ TEST(test_wrong_options_are_named) {
 TEST(test_an_option_binds_and_destroy_restores_the_affinity) {
     moert_context *first, *second;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-    set_variable("MOERT_BIND", "0"); /* without the option `binding`, keeps the process's cores */
+    set_variable("MOERT_BIND", "0"); /* without the option `binding`, the process keeps its cores */
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &first));
     cpu_set_t now = affinity();
     bool right = CPU_EQUAL(&at_start, &now) && moert_context_placement(first)->cpu_count == 0;
@@ -254,7 +255,7 @@ TEST(test_a_callback_gets_the_log_lines) {
     ASSERT_OK_ON_ALL(moert_context_pause_watch(context, false));
     ASSERT_OK_ON_ALL(moert_context_set_timeout(context, 90));
     ASSERT_REFUSED(moert_context_set_timeout(context, 86401), "86401");
-    release_owned(); /* before `lines` goes out of scope and MOERT_BIND is unset */
+    release_owned(); /* the context must not outlive `lines` and MOERT_BIND=1 */
     set_variable("MOERT_BIND", NULL);
     ASSERT_ON_ALL(lines > 0);
 }

@@ -8,7 +8,7 @@
 
 enum { TOKENS = 9, LENGTH = TOKENS - 1, END = 2 };
 
-/* Two documents. The first is a chat of two turns, each of which ends with END. */
+/* Two documents. The first document is a chat of two turns, each of which ends with END. */
 static const uint16_t tokens[TOKENS] = {5, 2, 6, 7, 2, 8, 9, 2, 4};
 static const int32_t lengths[] = {5, 4};
 

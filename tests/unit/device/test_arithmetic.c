@@ -1,6 +1,6 @@
 // run: check=1,1gpu all=1san
 /* The comparison of a device's arithmetic with the host's: it passes here, finds each flaw that a
- * driver may have, and is kept in the cache. Flaws are written into the kernels. */
+ * driver may have, and is kept in the cache. The tests write flaws into a copy of the kernels. */
 #include "device/arithmetic.h"
 #include "device/cache.h"
 #include "device/internal.h"

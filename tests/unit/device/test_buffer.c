@@ -193,7 +193,7 @@ TEST(test_memory_and_events_of_opencl_go_in_and_out) {
     ASSERT_OK(moert_buffer_adopt(test_device, memory, &buffer));
     assert_ptr_equal(moert_buffer_memory(buffer), memory);
     assert_int_equal(moert_buffer_bytes(buffer), sizeof got);
-    assert_success(clReleaseMemObject(memory)); /* the buffer has retained it */
+    assert_success(clReleaseMemObject(memory)); /* the buffer has retained `memory` */
     assert_success(
         clEnqueueWriteBuffer(other, memory, CL_FALSE, 0, sizeof got, values, 1, &gate, &written));
     assert_success(clFlush(other));
@@ -258,7 +258,7 @@ TEST(test_reserve_keeps_what_is_large_enough) {
     assert_null(buffer);
 }
 
-/* The estimate of a run is compared with the peak of these bytes. */
+/* The device counts bytes of memory; the estimate of a run is compared with their peak. */
 TEST(test_memory_counts_while_it_exists) {
     enum { BYTES = 10000 };
     const size_t before = test_device->counted_bytes;

@@ -20,7 +20,7 @@ static int make_cache(void **state) {
     return 0;
 }
 
-/* Opens the entry of a key. Returns its content, or NULL if it is absent. */
+/* Opens the entry of a key. Returns the content of the entry, or NULL if there is no entry. */
 static unsigned char *open_entry(const char *key, moert_cache_entry *entry, size_t *bytes) {
     unsigned char *data;
     moert_cache_open(key, entry, &data, bytes);
@@ -84,7 +84,8 @@ TEST_WITH(test_without_a_directory_nothing_is_found_and_nothing_fails, make_cach
 static const char *work_file; /* of the workers */
 static bool work_is_stored;
 
-/* Opens a cache entry. If it is absent, adds a line to the file after 0.1 s and may store it. */
+/* Opens a cache entry. If there is no entry, adds a line to work_file after 0.1 s; stores the entry
+ * if work_is_stored. */
 static int work(const void *context) {
     moert_cache_entry entry;
     size_t bytes;
@@ -149,7 +150,7 @@ TEST_WITH(test_links_in_the_directory_are_not_followed, make_cache, NULL) {
     assert_string_equal(read_file(in_directory("victim"), NULL), "untouched");
 }
 
-/* Holds the lock of "key" from the moment when it writes to a pipe. */
+/* Takes the lock of "key", writes to a pipe, and then holds the lock until the process ends. */
 static int hold_lock(const void *pipe_end) {
     moert_cache_entry entry;
     size_t bytes;

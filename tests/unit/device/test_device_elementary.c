@@ -18,7 +18,7 @@
 #define FUNCTIONS(X)                                                                               \
     X(exp, 1.03, -26, 7)                                                                           \
     X(exp2, 1.03, -26, 8) X(expm1, 1.55, -26, 7) X(log, 0.93, -127, 128) X(log1p, 1.55, -26, 128)
-#define NVIDIA_BOUND 4.0 /* ULP; OpenCL allows as much */
+#define NVIDIA_BOUND 4.0 /* bound in ulp on NVIDIA GPUs; OpenCL allows as much */
 
 #define CASE(name, bound, low, high)                                                               \
     "KERNEL void of_" #name "(global const float *x, global float *y) {\n"                         \
@@ -123,8 +123,8 @@ static void compare(const float *x, size_t n, int exponent, double *worst, float
     }
 }
 
-/* The sample: floats of which bits are multiples of an odd number, and the ends of all binades of
- * both signs. */
+/* The sample: floats whose bits, as an integer, are a multiple of an odd number, and the floats at
+ * the ends of all binades of both signs. */
 static void sample(float *x) {
     enum { ENDS = 512 * 16 };
     const uint32_t step = 1021;

@@ -96,7 +96,7 @@ TEST(test_drivers_have_several_codes_for_a_lack_of_device_memory) {
     }
 }
 
-/* PoCL's libraries map more than this process may then map. */
+/* PoCL's libraries need more memory than the test lets this process map. */
 TEST(test_a_driver_that_cannot_be_loaded_for_lack_of_memory) {
     moert_device *device;
     failing = "clGetPlatformIDs";

@@ -46,7 +46,7 @@ static size_t listed, built;
 static void build(const char *spec) {
     static const struct {
         const char *part;
-        int gpu; /* 0: only the GPU form has programs with this part; 1: neither form has */
+        int gpu; /* 0: only the GPU form has programs with this part; 1: no form has any */
     } other_forms[] = {{"/nvidia/", 1}, {"/gpu ", 0}, {"_gpu ", 0}, {" -DALIGNED", 0}};
     const moert_device_info *info = moert_device_describe(test_device);
     moert_kernel *kernel;

@@ -24,7 +24,7 @@ static uint64_t calls_of(moert_operation operation) {
     return row_of(operation)->calls;
 }
 
-/* Calls and ns of all operations. */
+/* Sums the calls and the ns of all operations. */
 static moert_profile_row total(void) {
     moert_profile_row sum = {.calls = 0};
     for (int i = 0; i < MOERT_OPERATIONS; i++) {
@@ -276,7 +276,7 @@ TEST(test_a_queue_of_the_caller_must_have_profiling_enabled) {
 /* With one work-item per work-group, the kernels of both forms run on any device. */
 TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_device,
           close_test_device) {
-    enum { FLOATS = 3 * 64 * 16 }; /* more than two work-groups of either form can copy */
+    enum { FLOATS = 3 * 64 * 16 }; /* more floats than two work-groups of either form copy */
     static const size_t lanes[] = {16, 4};
     float *values = random_floats(FLOATS, 1.0f, 1);
     for (size_t i = 0; i < MOERT_COUNT(lanes); i++) {

@@ -24,7 +24,8 @@ static int make_kernels(void **state) {
     set_variable("HOME", in_directory("home"));
     set_variable("XDG_CACHE_HOME", NULL);
     set_variable("POCL_CACHE_DIR", NULL);
-    set_variable("PMIX_SERVER_TMPDIR", NULL); /* set by mpirun; would take precedence over TMPDIR */
+    /* mpirun sets this variable, which would take precedence over TMPDIR */
+    set_variable("PMIX_SERVER_TMPDIR", NULL);
     set_variable("TMPDIR", in_directory("tmp"));
     empty_directories();
     ASSERT_OK(moert_remove_tree(in_directory("home")));
@@ -130,7 +131,7 @@ TEST_WITH(test_without_a_cache_nothing_is_kept, make_kernels, NULL) {
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
-/* test_cache.c has more such directories. */
+/* test_cache.c tests more directories that the cache cannot or must not use. */
 TEST_WITH(test_a_cache_that_cannot_be_written_or_no_home_is_no_error, make_kernels, NULL) {
     const char *home = in_directory("home");
     const char *const rows[][2] = {
@@ -185,7 +186,7 @@ static const char *damage(const uint32_t r[4]) {
     return titled("%s %s, %s, byte %zu", ways[way], path, other, at);
 }
 
-/* DAMAGE_SEED=N makes another choice of damages (1). DAMAGE_COUNT=N changes their number. */
+/* DAMAGE_SEED=N makes another choice of damages (1). DAMAGE_COUNT=N sets how many there are. */
 TEST_WITH(test_damaged_files_of_the_cache_cost_only_time, make_kernels, NULL) {
     const char *seed = getenv("DAMAGE_SEED"), *count = getenv("DAMAGE_COUNT");
     const uint64_t key = seed != NULL ? strtoull(seed, NULL, 10) : 1;

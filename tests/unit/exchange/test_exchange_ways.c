@@ -217,8 +217,8 @@ EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES) {
     expect_usable(t);
 }
 
-/* If MOERT_PUSH forbids pushing on some ranks, no rank pushes. If it forbids summing on some ranks,
- * no rank sums rows before it sends them. */
+/* If MOERT_PUSH forbids pushing on some ranks, no rank pushes. If MOERT_PUSH forbids summing on
+ * some ranks, no rank sums rows before it sends them. */
 EXCHANGE_TEST(test_ranks_agree_on_whether_they_push_and_sum, BY_PUSHES) {
     static const char *const others[] = {"on", "sum"}, *const lasts[] = {"off", "on"};
     const bool last = test_rank == test_ranks - 1;

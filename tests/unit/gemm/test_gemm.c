@@ -308,7 +308,8 @@ TEST(test_a_wrong_description_is_refused_before_anything_is_written) {
     const size_t parts[][4] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
     const ops_bytes a = make_data(&p, FORWARD, &gemm_ways[PORTABLE_F32], OPS_EXACT);
-    moert_buffer *small = test_buffer(31 * sizeof(float)); /* has room for 32 values of 2 bytes */
+    /* too small for 32 floats, but not for 32 values of 2 bytes */
+    moert_buffer *small = test_buffer(31 * sizeof(float));
     moert_gemm gemm = upload_gemm(&p, &a);
     ASSERT_OK(run_as(forward, &gemm));
     REFUSED(forward, usage, "", wrong.y.buffer = small);

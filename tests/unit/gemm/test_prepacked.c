@@ -9,7 +9,7 @@ enum { GROUPS = 3 };
 
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
 
-/* Creates a prepacked weight. Bytes of its panels that are never filled are 0. */
+/* Creates a prepacked weight whose panels hold zeros, also in bytes that are never filled. */
 static moert_panels *create(const moert_panels_shape *shape) {
     moert_panels *panels = NULL;
     set_variable("MOERT_BACKEND", "portable");

@@ -193,7 +193,7 @@ TEST_WITH(test_a_stored_row_is_found_again, forget_tuning, NULL) {
                                     "a test # \"of\" comments"));
     for (int again = 0; again < 2; again++) {
         assert_choices(moert_tuning_find(test_device, &key), second);
-        other.rows = 63; /* 63 rows are in the same range of rows, 32 to 63 */
+        other.rows = 63; /* 63 is in the tuning row's range of rows, 32 to 63 */
         assert_choices(moert_tuning_find(test_device, &other), second);
         other.rows = 64;
         assert_choices(moert_tuning_find(test_device, &other), before);

@@ -1,6 +1,7 @@
 // run: check=1 all=1san device=0
-/* Text files, lines and directories are either whole or absent after a failure. JSON files are too,
- * whichever allocation of jansson fails. Opening anything but a regular file fails at once. */
+/* After a failure, text files, lines and directories are either whole or absent. A JSON file is
+ * also whole or absent, whichever allocation of jansson fails. Opening anything but a regular file
+ * fails at once. */
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -217,8 +218,8 @@ static moert_status write_table(void) {
     return status;
 }
 
-/* Each allocation fails in turn. The write either reports it and leaves no file, or writes the
- * usual file. */
+/* Each allocation fails in turn. The write either reports the failure and leaves no file, or
+ * writes the usual file. */
 TEST(test_files_are_written_whole_or_not_at_all) {
     static const struct {
         moert_status (*write)(void);

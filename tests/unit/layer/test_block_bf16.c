@@ -78,8 +78,8 @@ TEST(test_sums_are_rounded_when_the_block_is_closed) {
     }
 }
 
-/* Two open blocks of one kind have two buffers. Later blocks of that kind reuse them; other kinds
- * have other buffers. */
+/* Two open blocks of one kind have two buffers. Later blocks of the same kind reuse these
+ * buffers; blocks of other kinds have other buffers. */
 TEST(test_blocks_share_the_buffers_of_the_pool) {
     moert_gradient_pool *pool = open_pool();
     moert_block *block[4], *other = open_block(pool, "another block");

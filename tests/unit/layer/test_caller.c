@@ -190,7 +190,8 @@ static void check_losses(const layer_run *run, double total[SUMS]) {
 }
 
 /* A token's weights sum to 1, and its scores sum to 1. lse is the log-sum-exp of its logits. The
- * counts must follow from the index, and the reported losses from the views. */
+ * counts must be those of the chosen experts, and the reported losses must follow from the counts,
+ * the scores and lse. */
 TEST(test_views_counts_and_losses_show_what_the_router_computed) {
     static const size_t width[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = TOPK,
                                                    [MOERT_PASS_WEIGHT] = TOPK,

@@ -191,8 +191,8 @@ TEST(test_experts_that_are_computed_again_give_the_same_bits) {
 }
 
 /* Rank 0's first token becomes NaN, and then gets its old value back. Ranks in rank 0's EP group
- * learn of the failure when they make the plan. With NVFP4, ranks of other groups learn of it
- * later. */
+ * learn of the failure when they make the plan. With NVFP4, ranks of other EP groups learn
+ * of the failure later. */
 TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     for (size_t i = 0; i < 2 * test_ranks; i++) {
         moert_layer_options options = layer_form(64, 32);

@@ -1,7 +1,7 @@
 // run: check=1,2 all=4,2san
 /* Low-precision recipes of the layer, compared with its float32 results (test_layer compares those
- * with float64). The bits of the recipes' GEMMs. Prepacked weights follow changes of the
- * weights. */
+ * with float64). Also compares the bits of the recipes' GEMMs, and checks that prepacked
+ * weights follow changes of the weights. */
 #include "context/context.h"
 #include "device/device.h"
 #include "layer/internal.h"

@@ -27,7 +27,7 @@ static void apply(change c, moert_layer_options *options) {
 
 TEST(test_ranks_with_other_options_are_refused_and_named) {
     const struct {
-        change change; /* applied only on the last rank */
+        change change; /* only the last rank's options get this change */
         const char *text;
     } rows[] = {
         {SET(hidden, size_t, 24), "has hidden=24, but rank 0 has hidden=20"},

@@ -49,8 +49,8 @@ static size_t first_engine(void) {
     return engine;
 }
 
-/* Runs the oracle's layer with an engine. how.context is NULL for all ranks. Unless `bytes` is
- * NULL, it gets the number of bytes that the dispatches move. */
+/* Runs the oracle's layer with an engine. If how.context is NULL, the layer runs on all ranks.
+ * Unless `bytes` is NULL, *bytes becomes the number of bytes that the dispatches move. */
 static layer_results compute(const oracle_layer *oracle, layer_setup how, size_t engine,
                              uint64_t *bytes) {
     set_variable("MOERT_EXCHANGE", engines[engine]);

@@ -43,7 +43,7 @@ TEST(test_deepseek_agrees_with_a_count_by_hand) {
     /* 3 layers, the first is dense with I = 96; H = 32, 4 heads, q of rank 24, k and v of rank 16,
      * 8 + 8 elements of k and 12 of v a head; 8 experts of I = 24, K = 2, one shared; V = 128 */
     const double projections = 24 * 32 + 4 * 16 * 24 /* q_a, q_b */
-                               + (16 + 8) * 32       /* kv_a, with the rotated part */
+                               + (16 + 8) * 32       /* kv_a, with the rotated part of k */
                                + 4 * (8 + 12) * 16   /* kv_b */
                                + 32 * 4 * 12;        /* o */
     const double dense = 3 * 32 * 96, mlp = 32 * 8 + (2 + 1) * 3 * 32 * 24;

@@ -20,7 +20,7 @@ static const char *name_of(const mla *m, size_t parameter) {
     return m->shape->parameter[parameter].suffix + strlen("self_attn.");
 }
 
-/* The values of a parameter, or NULL if the attention has none of this name. */
+/* The values of a parameter, or NULL if the attention has no parameter of this name. */
 static const double *find(const mla *m, const char *name) {
     for (size_t i = 0; i < m->shape->parameters; i++)
         if (strcmp(name_of(m, i), name) == 0)
@@ -184,7 +184,8 @@ typedef struct setting {
     moert_latent_sizes latent;
     moert_rope_scheme rope;
     bool bias;
-    size_t sequences, length, document; /* the tokens of a document, except the last */
+    /* document: tokens of each document of a sequence; the last document may have fewer */
+    size_t sequences, length, document;
 } setting;
 
 static void check(const setting *how) {

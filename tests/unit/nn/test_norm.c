@@ -16,7 +16,7 @@ static const norm_case cases[] = {{0, 0, 20},    {2, 0, 16},    {1, 4, 2},     {
 #define CASES MOERT_COUNT(cases)
 enum {
     WIDE = 256
-}; /* wider rows are skipped in checks that would be the only use of their compiled kernels */
+}; /* checks skip wider rows if no other check uses the kernels compiled for them */
 
 /* The oracle over all rows. The loss is sum(dy * y), so the gradients of the loss are the results
  * of backward. */

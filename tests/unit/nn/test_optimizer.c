@@ -62,8 +62,8 @@ static void take_step(const moert_update *update, size_t n, weights of, moert_bu
     ASSERT_OK(moert_update_weights(update, n, of.p, &g, moments));
 }
 
-/* A range of n parameters. Its moments begin at element state_at of buffers that end where the
- * range ends. */
+/* The range of `count` of n parameters, from parameter `at` on. The moments of the range begin at
+ * element state_at of buffers that end where the range ends. */
 typedef struct range {
     size_t n, at, count, state_at;
 } range;

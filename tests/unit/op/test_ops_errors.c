@@ -431,7 +431,7 @@ TEST(test_a_check_tells_the_backend_and_the_workspace) {
     moert_op *op = ops_open(&o);
     assert_string_equal(backend, moert_op_backend_name(op));
     assert_true(bytes >= moert_op_workspace_bytes(op) ||
-                strcmp(backend, "reference") == 0); /* the check rounds each part up */
+                strcmp(backend, "reference") == 0); /* moert_op_check() rounds each part up */
     o.n = 0;
     ASSERT_FAILS(moert_op_check(test_device, &o, &backend, &bytes), usage, "n is 0");
     ASSERT_FAILS(moert_op_check(NULL, &o, NULL, NULL), usage, "device is NULL");

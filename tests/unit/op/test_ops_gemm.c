@@ -55,7 +55,7 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
 enum dtypes { ANY, SAME, RESULT };
 enum { X = MOERT_OP_PERMUTE_X, Y = MOERT_OP_PERMUTE_Y };
 
-/* Cases of ops. Those with shape PROB leave out the 8-bit dtypes. */
+/* Cases of ops. Cases with the shape PROB leave out the 8-bit dtypes. */
 static const struct epilogue {
     size_t shape;
     enum dtypes dtypes;

@@ -1,7 +1,7 @@
 // run: check=1 all=1,1san
 /* Groups of ops. Groups of plain and quantized GLU and dGLU ops and of plain GEMMs. A group's
  * results have the same bytes with discrete weights, in an op of only that group, and with padding
- * rows of garbage and prob 0. They do not depend on the position of the group's tiles of scales.
+ * rows of garbage and prob 0. Results do not depend on the position of the group's tiles of scales.
  * Ops with quantized operands agree with float64. The cases are exact sums with many empty groups
  * and groups of any size; every order and run of a GLU, with alpha and prob of any sign; ops with
  * all operands. */

@@ -121,7 +121,8 @@ TEST(test_epilogues_are_exact) {
 
 /* ---- GLU ---- */
 
-/* The layouts of gate and up: the width I, the index of the shape that gives the rows and K */
+/* The layouts of gate and up. width: the width I; shape: the index of the shape that gives the rows
+ * and K */
 static const struct layout {
     size_t width, shape;
 } layouts[] = {{8, 0},   {32, STRIDED_SHAPE}, {96, 3}, {128, 2}, {136, STRIDED_SHAPE},

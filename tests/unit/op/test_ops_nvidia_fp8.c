@@ -112,9 +112,9 @@ static double cut(double x, double unit) {
 
 /*
  * Models how tensor cores add up to STEP products to a sum. Tensor cores align all addends with the
- * largest addend, and cut off the bits below 2^-13 of the largest addend's power of two. They cut
- * the sum at the same relative position. *loss grows by the largest possible loss: one unit per
- * addend (or the addend, if smaller), and one unit of the result.
+ * largest addend, and cut off the bits below 2^-13 of the largest addend's power of two. Tensor
+ * cores cut the sum at the same relative position. *loss grows by the largest possible loss: one
+ * unit per addend (or the addend, if smaller), and one unit of the result.
  */
 enum { STEP = 32, KEPT = 13 };
 static double add_step(const double *products, size_t count, double sum, double *loss) {

@@ -137,7 +137,7 @@ TEST(test_balanced_loads_stay_and_few_experts_move) {
     uint64_t rows[EXPERTS];
     size_t moved = 0;
     for (int equal = 2; equal >= 0;
-         equal--) { /* 0: the experts' rows differ, but each rank has nearly the mean */
+         equal--) { /* equal = 0: the experts' rows differ, but each rank has nearly the mean */
         for (size_t e = 0; e < EXPERTS; e++)
             rows[e] = equal == 2 ? 0 : equal == 1 ? 7 : 1000 + e * 37 % 64;
         assert_memory_equal(balanced(map, rows, false), map->expert, SLOTS * sizeof *map->expert);
@@ -157,7 +157,7 @@ TEST(test_experts_go_to_the_node_of_their_tokens) {
     uint64_t rows[EXPERTS], from[NODES][EXPERTS];
     const moert_row_sources sources = {NODES, node, from[0]};
     for (int even = 0; even < 2; even++) {
-        /* node e % 2 sends 9 of 10 rows of expert e, or half of them */
+        /* node e % 2 sends 9 of 10 rows of expert e; if `even`, half of the expert's rows */
         for (size_t e = 0; e < EXPERTS; e++) {
             rows[e] = 1000 + e * 37 % 64;
             from[e % 2][e] = even ? rows[e] / 2 : rows[e] * 9 / 10;

@@ -183,8 +183,8 @@ TEST(test_stochastic_rounding_follows_the_seed_and_is_unbiased) {
 
 /* ---- matrices ---- */
 
-/* The first IN_GPU_FORM quantizers also run in GPU form. The others do not, because a GPU kernel
- * takes a second to compile. */
+/* The first IN_GPU_FORM quantizers also run in GPU form. The other quantizers do not, because a
+ * GPU kernel takes a second to compile. */
 enum { IN_GPU_FORM = 5 };
 static const moert_quantizer hows[] = {
     {.format = MOERT_FORMAT_MXFP8_E5M2, .scale_rounding = MOERT_SCALE_FLOOR},

@@ -20,7 +20,8 @@ enum { MOST_GROUPS = 8, UNSET = 0xEE };
 typedef struct lines_case {
     size_t lines, width, groups;
     uint32_t ends[MOST_GROUPS];
-    /* room for this many tiles, plain and transposed, too few for the last group; 0: enough room */
+    /* number of tiles for which there is room, plain and transposed: too few for the last group; 0:
+     * enough room */
     size_t tiles[2];
 } lines_case;
 

@@ -37,7 +37,7 @@ static const shape engine_shapes[] = {
     {1024, 32, 64, 8, 4, 8, false}, {1024, 32, 2048, 8, 4, 8, true}, {1024, 8, 8992, 8, 4, 2, true},
 };
 
-/* The ends of a batch's sequences. The second one is empty. */
+/* The ends of a batch's sequences. The second sequence is empty. */
 enum { SEQUENCES = 4 };
 static const uint32_t *ends_of(size_t tokens) {
     uint32_t *ends = test_alloc(SEQUENCES * sizeof *ends);

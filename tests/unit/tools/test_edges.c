@@ -2,8 +2,8 @@
 /*
  * Golden models with one edit each: a tensor added, dropped, renamed or reshaped, or a key of
  * config.json changed. moert either refuses the model with a message that names the tensor or the
- * key, or trains with the loss and the gradient norm of transformers. It never trains with other
- * numbers without a message. EDGES=FILE runs other cases, which tests/parity/edges.py writes.
+ * key, or trains with the loss and the gradient norm of transformers. moert never trains with
+ * other numbers without a message. EDGES=FILE runs other cases, which tests/parity/edges.py writes.
  */
 #include <sys/stat.h>
 #include <unistd.h>

@@ -7,7 +7,8 @@
 #include "support/files.h"
 #include "support/program.h"
 
-/* Families whose released files have a tensor for each expert, with the names of the fused ones. */
+/* Models of families whose released files have a tensor for each expert. fused: the name of a
+ * tensor of all experts. */
 static const struct {
     const char *model, *fused;
 } models[] = {

@@ -210,7 +210,8 @@ TEST(test_a_config_alone_is_trained_from_random_weights) {
 /* The turns of a chat end with the model's end token. */
 TEST(test_a_chat_has_the_loss_of_the_whole_conversation) {
     enum { TOKENS = 30, TURN = 10, END = 5 };
-    static const double loss = 6.0186772664; /* transformers 5.24, for these tokens and targets */
+    /* the loss that transformers 5.24 computes for these tokens and targets */
+    static const double loss = 6.0186772664;
     uint16_t tokens[TOKENS];
     unsigned char mask[TOKENS];
     json_t *row;

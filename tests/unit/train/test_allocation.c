@@ -45,7 +45,7 @@ void *malloc(size_t bytes) {
     return fails(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes);
 }
 
-/* Never fails for moert_error_keep(), which works without the copy. */
+/* Copies of the last error never fail, because moert_error_keep() works without the copy. */
 char *strdup(const char *text) {
     const bool failed = text != moert_last_error() && fails(__builtin_return_address(0));
     char *copy = failed ? NULL : __libc_malloc(strlen(text) + 1);
@@ -53,7 +53,7 @@ char *strdup(const char *text) {
 }
 
 static moert_model_config config, one_layer;
-static moert_model *whole, *model; /* models of the configs above */
+static moert_model *whole, *model; /* models of `config` and of `one_layer` */
 static moert_optimizer *optimizer; /* of `model` */
 static char saved[256], path[300]; /* of rank 0 */
 
@@ -74,7 +74,7 @@ OBJECT(context, context, MPI_COMM_WORLD, NULL)
 OBJECT(staged, exchange, test_device, test_comm, MOERT_EXCHANGE_STAGED)
 OBJECT(window, exchange, test_device, test_comm, MOERT_EXCHANGE_WINDOW)
 OBJECT(mesh, mesh, test_context, 0)
-OBJECT(groups, mesh, test_context, 1) /* groups of one rank each; the failure is in one group */
+OBJECT(groups, mesh, test_context, 1) /* EP groups of one rank; the failure is in one group */
 OBJECT(model, model, test_mesh, &config)
 
 /* Without MOERT_SYNC=device, creating peers would fall back to host memory instead of failing. */

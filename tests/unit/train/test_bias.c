@@ -94,7 +94,7 @@ TEST(test_each_step_moves_the_biases_towards_balanced_loads) {
             moved |= fabsf(*bias) > 2.5f * (float)RATE;
         }
     }
-    ASSERT_ON_ALL(moved); /* some expert was above or below the mean in every step */
+    ASSERT_ON_ALL(moved); /* some expert's bias moved in the same direction in every step */
 }
 
 TEST(test_a_rate_of_0_leaves_the_biases_and_other_rates_need_them) {

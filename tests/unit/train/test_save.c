@@ -209,7 +209,7 @@ TEST_WITH(test_the_files_of_the_tokenizer_go_along, open_small_state, NULL) {
 /* ---- files whose tensors have all experts of a layer, transposed ---- */
 
 /* Sets both kinds of moments to the magnitudes of the weights. With `compare`, only returns whether
- * they have these values. */
+ * the moments have these values. */
 static bool magnitudes(bool compare) {
     bool same = true;
     for (size_t i = 0; i < moert_model_tensor_count(model); i++) {

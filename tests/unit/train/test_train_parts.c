@@ -104,7 +104,7 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
 
 TEST(test_metrics_of_a_live_run_are_refused_and_stay) {
     const char *path = in_directory(run);
-    for (uint64_t start = 0; start < 2; start++) { /* the second run keeps lines in a new file */
+    for (uint64_t start = 0; start < 2; start++) { /* the second run copies lines to a new file */
         const moert_metrics_options first = {.path = path, .start = start, .total = 4};
         moert_metrics *metrics = NULL, *other = NULL;
         ASSERT_OK(moert_metrics_open(&first, &metrics));
