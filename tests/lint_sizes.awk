@@ -85,7 +85,7 @@ state == "body" && /^\}/ {
         complain(start, name ": " FNR - start + 1 " lines in a function, at most " function_most[limit])
 }
 
-# the file that an include in another file names; "" if it is none of the given ones
+# the file that an include in another file names; "" if that file is not among the given files
 function resolve(user, included,    directory, base, i, path) {
     directory = user
     sub(/[^\/]*$/, "", directory)

@@ -35,8 +35,8 @@ static void check(const char *what, moert_dtype source, const moert_quantizer *h
 /* ---- fills ---- */
 
 /* The first fills are those of MXFP8: uniform in [-2, 1); zeros; below, within or above the normal
- * range of the element dtype. The others: the largest value; both sides of every rounding boundary
- * of NVFP4; a line from -12 to 12. */
+ * range of the element dtype. The other fills: the largest value; both sides of every rounding
+ * boundary of NVFP4; a line from -12 to 12. */
 typedef enum fill {
     UNIFORM,
     ZEROS,

@@ -174,8 +174,8 @@ wrong_bits() {
 
 # ---- what a virtual cluster leaves at its end; bad input ----
 
-# True if TMPDIR is empty and no process has its path on the command line. Then no network namespace is left, because a namespace
-# ends with its processes.
+# True if TMPDIR is empty and no process has its path on the command line. Without processes, no network namespace is left, because
+# a namespace ends with its processes.
 nothing_left() {
     local tries=0
     while { pgrep -f "$tmp/tmp" || ls -A "$tmp/tmp"; } >>"$log" 2>&1 && [ $((tries++)) -lt 30 ]; do sleep 0.1; done

@@ -168,7 +168,7 @@ shim=$(realpath "${bin%/bin}/tests/inject.so")
 whole 1
 LD_PRELOAD=$shim INJECT_LOG=$work/sites train sites 3
 await
-hand_calls() { # prints `RANK SITE FUNCTION FILE:LINE` of each such call
+hand_calls() { # prints `RANK SITE FUNCTION FILE:LINE` of each call of MPI or OpenCL that moves experts or serves clones
     local log site function offsets place
     for log in "$work"/sites.?; do
         while read -r site function offsets; do

@@ -2,7 +2,7 @@
 # run: check all
 # Compares moert-train with golden models, model families, packed documents and masked targets, on 1 to 4 ranks and with the
 # staged engine. Compares logits of the first step (and gradients, if the case has them), then losses and gradient norms of all
-# steps of AdamW. All digits equal those of 1 rank. The tier check runs the small mixtral on 1, 2 and 4 ranks; test_golden runs
+# steps of AdamW. All digits equal the digits of 1 rank. The tier check runs the small mixtral on 1, 2 and 4 ranks; test_golden runs
 # all cases on 2 ranks. With MOERT_DEVICE=gpu each model runs on 1, 2 and 4 ranks.
 . "$(dirname "$0")/../support/e2e.sh"
 golden=tests/golden

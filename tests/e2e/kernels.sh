@@ -2,9 +2,9 @@
 # run: check all night
 # Every program of kernels/programs.txt compiles in every form, without a device: with clang, for x86-64 with AVX-512 (and its BF16), for
 # x86-64 with only AVX2, for AArch64, for NVIDIA, with and without float64, for AMD's GPUs (clang 17 or later), and to SPIR-V for Intel's
-# GPUs (llvm-spirv). In the tiers check and all, forms other than AVX-512 compile only some programs; in the tier night they compile
-# all. In the tier check, clang only checks the programs' syntax, for AVX-512 and NVIDIA. The script is skipped without clang,
-# which PoCL's packages install.
+# GPUs (llvm-spirv). In the tiers check and all, forms other than AVX-512 compile only some programs; in the tier night all forms
+# compile all programs. In the tier check, clang only checks the programs' syntax, for AVX-512 and NVIDIA. The script is skipped
+# without clang, which PoCL's packages install.
 . "$(dirname "$0")/../support/e2e.sh"
 list=$tmp/list failed=$tmp/failed
 export tmp failed

@@ -12,8 +12,8 @@
 #include "moert/ops.h"
 
 typedef struct fuzz_input {
-    uint8_t field_edits, fields[4][2];   /* the number of edits, then field and value of each */
-    uint8_t buffer_edits, buffers[3][2]; /* the number of edits, then buffer and change of each */
+    uint8_t field_edits, fields[4][2];   /* number of edits; field and value of each edit */
+    uint8_t buffer_edits, buffers[3][2]; /* number of edits; buffer and change of each edit */
     uint8_t kind, groups, rows, n, k, switches[2], permute, types[2], strides, glu, interleave;
     /* quantized: the operands that are quantized; how: their quantizers */
     uint8_t quantized, how[4][2];

@@ -1,5 +1,5 @@
-/* In test programs the linker replaces moert_program_source by this function. It refuses to build
- * programs that kernels/programs.txt does not list. */
+/* In test programs the linker replaces moert_program_source by this function, which refuses to
+ * build programs that kernels/programs.txt does not list. */
 #include "base/config.h"
 #include "device/source.h"
 #include "support/programs.h"

@@ -30,8 +30,8 @@ int close_test_device(void **state) {
     return 0;
 }
 
-/* The cl_device_id of the test device, even if no fixture has opened the device. It need not be the
- * first device of the first platform, which may be Oclgrind's simulator. */
+/* The cl_device_id of the test device, even if no fixture has opened the device. The test device
+ * need not be the first device of the first platform, which may be Oclgrind's simulator. */
 static void *device_id(void) {
     const bool opened = test_device != NULL;
     if (!opened && open_test_device(NULL) != 0)

@@ -1,5 +1,5 @@
-/* Runs moert's programs in this process, on all ranks of the test. This takes a hundredth of the
- * time of a new job. */
+/* Runs moert's programs in this process, on all ranks of the test. Such a run takes a hundredth
+ * of the time of a new job. */
 #pragma once
 
 #include "support/mpi.h"

@@ -78,7 +78,7 @@ size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *
             ends[index[s]]++;
     for (size_t e = 0; e < experts; e++) {
         const uint32_t count = ends[e];
-        /* the start of the expert's rows; each added slot advances it to their end */
+        /* the start of the expert's rows; below, each slot of the expert advances it by one row */
         ends[e] = rows;
         rows += count;
     }

@@ -1,6 +1,6 @@
 /*
  * Stubs of machine code for tests/tools/inject.c. The stubs replace library functions with any
- * arguments. INJECT_STUBS(STUB(a) STUB(b) ...) defines them.
+ * arguments. INJECT_STUBS(STUB(a) STUB(b) ...) defines stubs.
  *
  * A stub passes its index in the list to inject_entry. inject_entry saves all registers that may
  * hold arguments and calls inject_decide(frame). inject_decide() returns the function to jump to,

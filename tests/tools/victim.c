@@ -63,8 +63,8 @@ static bool take_message(void *user, const char *message) {
 
 static void fail(moert_comm *comm, moert_watchdog *watchdog) {
     /* the last rank waits long enough for a heartbeat and a datagram with step and phase. With
-     * several hosts and `kill`, it waits for several datagrams, because other hosts need them to
-     * detect the end of a host */
+     * several hosts and `kill`, the last rank waits for several datagrams, because other hosts need
+     * several to detect the end of a host */
     if (last)
         sleep(is("kill") && moert_comm_node_count(comm) > 1 ? 4 : 1);
     if (last && (is("kill") || is("alone")))

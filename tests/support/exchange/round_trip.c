@@ -96,7 +96,7 @@ static const uint32_t *own_rows(const trip *t) {
     return t->routing.slot + t->routing.first_row[test_rank];
 }
 
-/* Compares the first n elements of each row of a window with the expected ones. */
+/* Compares the first n elements of each row of a window with the expected elements. */
 static moert_status check_rows(trip *t, const moert_window *window, size_t n, element *wanted) {
     const size_t rows = t->plan->plan->rows, stride = moert_window_stride(window);
     MOERT_TRY(moert_buffer_read(moert_window_rows(window), 0, t->host, rows * stride * 4));

@@ -103,7 +103,7 @@ trip *open_trip(void **state, const shape *c);
 
 /* Makes buffers and a plan with t->chunks chunks. Dispatches, then combines with weights, without
  * weights, and with pushed rows if the exchange pushes. Then dispatches and combines once more,
- * chunk by chunk, as a layer does. Fails on all ranks if it fails on one. */
+ * chunk by chunk, as a layer does. If the trip fails on one rank, it fails on all ranks. */
 moert_status trip_run(const shape *c, trip *t);
 /* Makes a round trip of a shape, or of every hostile shape, with the fields `bf16`, `chunks` and
  * `presummed` of `like`. */

@@ -135,8 +135,9 @@ ops_bytes run_alone(const problem *whole, operation op, const way *by, const ops
                     size_t first, size_t count);
 
 /* Runs an operation and compares all buffers with the oracle of ops. The oracle gets operands
- * rounded to the way's dtype. If `bound` is 0, sums must be exact. Otherwise there is no GLU, and
- * an element may have an error of `bound` times the sum of the magnitudes of its addends. */
+ * rounded to the way's dtype. If `bound` is 0, sums must be exact. If `bound` is not 0, there
+ * is no GLU, and an element may have an error of `bound` times the sum of the magnitudes of its
+ * addends. */
 void check_gemm(const problem *p, operation op, const way *by, ops_bytes *data, double bound);
 
 /* Checks that `PROGRAM digest`, where PROGRAM is this test, prints the same digest with 1, 2 and 3

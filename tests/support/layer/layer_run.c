@@ -26,8 +26,8 @@ static size_t part_elements(const layer_run *run, moert_layer_tensor which) {
            (oracle_layer_of_experts(which) ? oracle->options.router.experts : 1);
 }
 
-/* Returns the expert of a part; 0 if the tensor is not one of experts; MOERT_LAYER_NO_EXPERT if the
- * slot is empty or has a clone. */
+/* Returns the expert of a part; 0 if the tensor does not belong to experts; MOERT_LAYER_NO_EXPERT
+ * if the slot is empty or has a clone. */
 static uint32_t expert_of(const layer_run *run, moert_layer_tensor which, size_t part) {
     return oracle_layer_of_experts(which) ? moert_layer_expert(run->layer, part) : 0;
 }

@@ -73,7 +73,7 @@ ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
     const bool halves = moert_format_element_bits(how->format) == 4;
     const bool column = how->axis == MOERT_AXIS_COLUMN, transposed = o->weight && how->transposed;
     const size_t n = ops_lines(o, g), pair = block / 2;
-    size_t slot = line / block; /* index among all row blocks */
+    size_t slot = line / block; /* the block's index among the row blocks of all groups */
     for (size_t i = 0; i < g && how->axis != MOERT_AXIS_ROW; i++)
         slot += moert_ceil_div(ops_lines(o, i), block);
     const size_t bytes_across = halves ? moert_ceil_div(w, 2) : w;

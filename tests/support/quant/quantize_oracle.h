@@ -1,8 +1,8 @@
 /*
  * An oracle for quantized matrices that uses simple arithmetic: 8-bit and 4-bit values are points
- * of a grid, and blocks are located by their coordinates. It covers every format, rule and rounding
- * of finite values, except stochastic rounding. A rotation must have exact sums. The oracle shares
- * no quantization code with the library.
+ * of a grid, and blocks are located by their coordinates. The oracle covers every format, rule and
+ * rounding of finite values, except stochastic rounding. A rotation must have exact sums. The
+ * oracle shares no quantization code with the library.
  */
 #pragma once
 

@@ -163,7 +163,7 @@ TEST(test_many_tiles_on_tensor_cores_have_the_same_bits_in_every_run) {
 }
 
 /* The kernel that prepares the backward on tensor cores: lse and delta of each query, and out in
- * bf16. It runs on any device. */
+ * bf16. This kernel runs on any device. */
 TEST(test_stats_are_lse_and_delta_in_blocks) {
     enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D };
     const size_t rows = S * L, blocks = 2, length = L;

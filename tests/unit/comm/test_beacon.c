@@ -155,7 +155,8 @@ static void strike(const void *wire, size_t bytes) {
                      bytes);
 }
 
-/* Makes the attack's n-th datagram from a recorded one; returns its length. */
+/* Makes the attack's n-th datagram from the recorded datagram `old`; returns the length of the new
+ * datagram. */
 static size_t forge(size_t n, const unsigned char old[WIRE_BYTES], unsigned char wire[WIRE_BYTES]) {
     memcpy(wire, old, WIRE_BYTES);
     switch (n % 4) {

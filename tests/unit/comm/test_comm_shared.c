@@ -15,7 +15,7 @@
 
 enum { MOST = 255 }; /* more files than one message carries */
 
-/* Creates files whose contents identify their rank and index. */
+/* Creates files whose contents identify this rank and the index of the file. */
 static bool make_files(int *files, size_t count) {
     bool made = true;
     for (size_t i = 0; i < count; i++) {

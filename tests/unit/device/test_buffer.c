@@ -129,7 +129,7 @@ TEST(test_a_view_is_a_part_of_its_parent_or_of_another_view) {
     ASSERT_FAILS(moert_buffer_write(inner, 70, source, 7), MOERT_ERROR_USAGE, "76 bytes");
 }
 
-/* A buffer that is larger than one allocation may be consists of several. */
+/* A buffer consists of several allocations if it is larger than the device's largest allocation. */
 TEST(test_a_buffer_of_several_pieces_is_used_as_one) {
     enum { PIECE = 4096, BYTES = 3 * PIECE - MOERT_BUFFER_TAIL_BYTES, WIDTH = 40, STRIDE = 48 };
     enum { ROWS = BYTES / STRIDE };

@@ -49,7 +49,7 @@ TEST_WITH(test_a_stored_entry_is_found_by_its_key, make_cache, NULL) {
     assert_true(obtain("one", "machine code"));
     assert_int_equal(count_files(in_directory("cache/above/it"), ".bin"), 2);
     assert_int_equal(count_files(in_directory("cache/above/it"), ""),
-                     4); /* two entries and their locks */
+                     4); /* two entries and two lock files */
 }
 
 TEST_WITH(test_a_damaged_entry_counts_as_absent, make_cache, NULL) {

@@ -99,8 +99,8 @@ static void check_blocks(void *context, size_t first, size_t end) {
     }
 }
 
-/* Compares functions at n floats: those whose range in the table contains `exponent`, or all with
- * ALL_EXPONENTS. worst[] keeps the largest errors, at[] their arguments. */
+/* Compares functions at n floats: the functions whose range in the table contains `exponent`, or
+ * all functions if it is ALL_EXPONENTS. worst[] keeps the largest errors, at[] their arguments. */
 static void compare(const float *x, size_t n, int exponent, double *worst, float *at) {
     moert_buffer *from = upload_floats(x, n), *to = unset_floats(n);
     float *y = test_alloc(n * sizeof *y);

@@ -1,6 +1,7 @@
 // run: check=1 all=1,1gpu
-/* kernels/programs.txt: which programs a line takes, and that the device's driver builds those that
- * are listed for its form. tests/e2e/kernels.sh compiles them for other forms. */
+/* kernels/programs.txt: which programs a line lists, and that the device's driver builds all
+ * programs that are listed for the device's form. tests/e2e/kernels.sh compiles programs for other
+ * forms. */
 #include "support/programs.h"
 
 #include "base/memory.h"

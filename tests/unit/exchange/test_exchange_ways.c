@@ -72,7 +72,7 @@ EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE) {
 }
 
 /* Until a dispatch has arrived, the words that name the source row of each row may hold any value.
- * Even then the kernel must not read outside of the window. */
+ * Whatever these words hold, the kernel must not read outside of the window. */
 EXCHANGE_TEST(test_an_invalid_source_of_a_row_is_ignored, BY_ONCE) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
     trip *t = open_trip(state, &c);

@@ -3,7 +3,7 @@
 #include "exchange/peers.h"
 #include "support/mpi.h"
 
-static moert_peers *peers; /* NULL if there is one rank */
+static moert_peers *peers; /* the peers of this rank; NULL if there is only one rank */
 
 static int open_peers(void **state) {
     return open_test_context(state) != 0 ||
@@ -17,7 +17,7 @@ static int close_peers(void **state) {
 }
 
 /* Returns border[ranks + 1], which divides n columns among the ranks; the last rank but one gets
- * none. */
+ * no columns. */
 static size_t *uneven_border(size_t n) {
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
     for (size_t r = 0; r <= test_ranks; r++)

@@ -168,7 +168,7 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     const ops_bytes got = run_new(p, op, &anywhere), want = run_new(p, op, &rounded),
                     old = make_data(p, op, &rounded, OPS_WIDE);
     const moert_op_buffer which = results_of(&want).which;
-    /* width: a row without its padding */
+    /* width: bytes of a row without the padding */
     const size_t row = results_of(&want).stride * sizeof(uint16_t),
                  width = want.shape.needs[which].width * sizeof(uint16_t);
     for (size_t m = 0; m < p->rows; m++)
@@ -365,8 +365,8 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
     }
-    /* If the optimizer has written the prepacked weight, no GEMM fills it again. Otherwise the next
-     * GEMM fills it again, even if that GEMM repeats an earlier one */
+    /* If the optimizer has written the prepacked weight, no GEMM fills the prepacked weight again.
+     * If not, the next GEMM fills the prepacked weight, even if it repeats an earlier GEMM */
     source.x.buffer = rows;
     moert_gemm_set(&source, MOERT_GEMM_FORWARD, MOERT_DTYPE_BF16);
     ASSERT_OK(moert_buffer_write(moert_weight_cache_copy(&cache, N * K), 0, ones, sizeof ones));

@@ -166,7 +166,7 @@ static void check_life(moert_panels_use use, moert_dtype type) {
         got = check_next(&cache, use, type, values);
         assert_int_equal(weight_cache_bytes(&cache), need);
     }
-    /* GEMMs read the prepacked weight, so a change has no effect until it is announced */
+    /* GEMMs read the prepacked weight, so a changed weight has no effect until it is announced */
     ASSERT_OK(moert_buffer_write(values, 0, second, bytes));
     if (need > 0)
         assert_same_bits("kept", multiply(&cache, use, type, values, M), got,

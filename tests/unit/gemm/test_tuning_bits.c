@@ -44,7 +44,7 @@ TEST_WITH(test_no_tile_changes_a_bit, forget_tuning, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
-    /* each tile compiles kernels, so the tier check tests few */
+    /* each tile compiles kernels, so the tier check tests few tiles */
     const bool few = suite_skips(true);
     check_bits(REFERENCE_F32, tiles, few ? 2 : MOERT_COUNT(tiles));
     check_bits(REFERENCE_BF16, tiles, few ? 1 : 3);
@@ -92,7 +92,7 @@ TEST_WITH(test_every_choice_fits_into_little_local_memory, forget_tuning, NULL) 
         {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
     moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
     const moert_device_info whole = *info;
-    info->local_bytes = 16384; /* less than the minimum that OpenCL requires */
+    info->local_bytes = 16384; /* OpenCL requires more local memory than this */
     info->compute_units = 1;   /* with one compute unit, few work-groups fill the device */
     check_all_bits(partitions, MOERT_COUNT(partitions));
     *info = whole;
@@ -121,7 +121,7 @@ TEST(test_choices_out_of_bounds_are_refused) {
 /* The choices may change after a weight was prepacked. A tile is one or more panels wide. */
 TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
     static const moert_choices pairs[][2] = {
-        /* the width of the given tile is not a multiple of the panel's */
+        /* the width of the given tile is not a multiple of the panel's width */
         {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}},
         {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
         {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},

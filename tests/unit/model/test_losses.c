@@ -115,7 +115,7 @@ TEST(test_the_loss_of_a_batch_is_the_mean_over_its_sequences) {
     const float *got = model_gradients(model, ROUTER, &n);
     ASSERT_ON_ALL(fabs(both - 0.5 * (one + other)) < 1e-6);
     ASSERT_ON_ALL(relative_difference(mean, got, n) < 1e-5);
-    /* the load of both sequences together is more even than that of each */
+    /* the load of both sequences together is more even than the load of each sequence */
     ASSERT_ON_ALL(run(model, MOERT_AUX_MEGATRON, 0, 2) < both - 1e-3);
 }
 

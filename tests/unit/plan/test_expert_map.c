@@ -192,10 +192,12 @@ TEST(test_clones_end_when_they_are_off_or_not_needed) {
         uint64_t rows[8] = {900, 10, 10, 10, 10, 10, 10, 10};
         assert_true(rebalance(map, rows, true));
         assert_int_equal(map->chain[0], 4);
-        /* 100 of 170 rows: three slots would have 33 each; half the mean is 21 */
+        /* expert 0 has 100 of 170 rows: each of three slots would have 33 rows, but half of a
+         * rank's mean is 21 */
         rows[0] = off ? 900 : 100;
         assert_int_equal(rebalance(map, rows, !off), off);
-        /* 10 of 80 rows: two slots would have 5 each; half the mean is 10 */
+        /* expert 0 has 10 of 80 rows: each of two slots would have 5 rows, but half of a rank's
+         * mean is 10 */
         rows[0] = off ? 900 : 10;
         assert_int_equal(rebalance(map, rows, !off), !off);
         assert_int_equal(map->longest, 1);

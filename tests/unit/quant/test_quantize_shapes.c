@@ -94,9 +94,9 @@ static float *all_blocks(void) {
 
 /*
  * Quantizing the values of an MXFP8 matrix to MXFP8 again does not change them. If a block's
- * largest payload value is 224, the scale halves and the payload doubles, which is exact. Otherwise
- * the scale stays the same. Infinities stay infinite. The exceptions are blocks whose largest
- * element rounds up to 2^128 and therefore dequantizes to infinity.
+ * largest payload value is 224, the scale halves and the payload doubles, which is exact. If that
+ * value is not 224, the scale stays the same. Infinities stay infinite. The exceptions are blocks
+ * whose largest element rounds up to 2^128 and therefore dequantizes to infinity.
  */
 TEST(test_mxfp8_of_its_own_values_changes_nothing) {
     float *x = all_blocks();

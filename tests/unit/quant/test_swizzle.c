@@ -25,8 +25,8 @@ typedef struct lines_case {
     size_t tiles[2];
 } lines_case;
 
-/* Writes the tiles of each group that has room, and copies its lines to `back`. Returns the bytes
- * of all groups. */
+/* Writes the tiles of each group that has room, and copies the group's lines to `back`. Returns the
+ * bytes of all groups. */
 static size_t expect(const lines_case *c, bool transposed, const unsigned char *scales,
                      unsigned char *tiles, size_t bytes, unsigned char *back) {
     size_t at = 0;

@@ -271,8 +271,8 @@ TEST(test_a_failure_of_the_thread_is_the_next_step_s) {
     assert_non_null(strstr(moert_last_error(), "later: No such file"));
 }
 
-/* The values are hashes of the same work: by the rank itself, by the rank that repeats it, and by a
- * second rank that repeats it. */
+/* The values are hashes of the same work, computed by the rank itself, by a rank that repeats the
+ * work, and by a second rank that repeats the work. */
 TEST(test_a_verdict_names_the_rank_that_stands_alone) {
     static const struct {
         size_t ranks[3];

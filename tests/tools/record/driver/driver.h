@@ -1,7 +1,7 @@
 /*
  * Replacements for functions of OpenCL and of NVIDIA's driver library. tests/tools/record/calls
- * loads them before OpenCL and instead of the driver. They present the first device as an NVIDIA
- * GPU, and record the name, grid and arguments of each kernel launch.
+ * loads them before OpenCL and instead of the driver. The replacements present the first device as
+ * an NVIDIA GPU, and record the name, grid and arguments of each kernel launch.
  *
  * PoCL holds the buffers and compiles most programs. Programs that only NVIDIA runs are written in
  * OpenCL C 3.0, all others in 1.2. clang compiles the NVIDIA programs to PTX, which moert handles
@@ -68,8 +68,8 @@ unsigned number_of(const buffer *whole);
 
 /* find_buffer() finds a buffer by its handle. find_place() finds the whole buffer that contains an
  * address or ends at it. If two buffers have the same handle or memory, both functions find the
- * newer buffer, because the older one is no longer in use. They return NULL if there is no such
- * buffer. */
+ * newer buffer, because the older one is no longer in use. Both functions return NULL if there
+ * is no such buffer. */
 buffer *find_buffer(cl_mem handle);
 buffer *find_place(const char *address);
 
