@@ -39,8 +39,8 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
         return as_uvec(e2m1_steps(quiet(x))) & 15u;
 #endif
     if (mantissa == 1) {
-        /* E2M1: adding a power of two whose float has the step of the number's binade rounds to
-         * that step */
+        /* E2M1: adds a power of two so large that the floats near it are as far apart as the E2M1
+         * values of the number's binade. The addition then rounds the number to an E2M1 value. */
         const uvec most = min(a, 0x40C00000u), binade = max(most & 0x7F800000u, 0x3F800000u);
         const uvec power = binade + (22u << 23),
                    steps = as_uvec(as_vec(most) + as_vec(power)) - power;

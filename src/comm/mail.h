@@ -28,7 +28,8 @@ typedef struct moert_mail_run {
     size_t first, count;
 } moert_mail_run;
 
-/* Direction, the other rank, the tag (small, not 0), and the part that counts the message. */
+/* The direction, the other rank, the tag (small, not 0), and the part of the transfer that waits
+ * for the message (moert_mail_await). */
 typedef struct moert_mail_address {
     bool send;
     size_t peer;

@@ -28,7 +28,8 @@
 
 /* Quantizes the weights again if they have changed. Not collective. */
 moert_status moert_round_weights(moert_layer *layer);
-/* Sets the copy of the weight of `block` that a forward or dgrad reads. */
+/* Points `gemm`, a forward or dgrad, to the rounded copy of the weight of `block`, or to the weight
+ * itself if the layer does not quantize. */
 moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm);
 void moert_round_free(moert_layer *layer);
 

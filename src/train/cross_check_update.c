@@ -197,14 +197,18 @@ static const moert_check_site left_site = {count_left, own_left, kept_left,    o
 
 /* ---- a rank's sums of squares, computed twice, and the norm of the gradient on all ranks ---- */
 
+/* In the order in which they are computed. A wrong chunk of one rank also makes the sums of tensors
+ * wrong on other ranks. */
+enum { CHUNKS, TENSORS, NORM, NORM_HASHES };
+
 static size_t count_norm(const moert_cross_check *check) {
     (void)check;
-    return 2;
+    return NORM_HASHES;
 }
 
 static moert_status own_norm(moert_cross_check *check, uint64_t *hash) {
-    hash[0] = moert_gradient_norm_own(check->optimizer->norm);
-    memcpy(&hash[1], &check->norm, sizeof check->norm);
+    moert_gradient_norm_own(check->optimizer->norm, &hash[CHUNKS]);
+    memcpy(&hash[NORM], &check->norm, sizeof check->norm);
     return MOERT_OK;
 }
 
@@ -215,8 +219,8 @@ static moert_status norm_again(moert_cross_check *check, size_t distance, uint64
     (void)distance;
     MOERT_TRY(moert_comm_agree(check->world, moert_gradient_norm_create(check->model, &again)));
     const moert_status status = moert_gradient_norm_take(again, &norm);
-    hash[0] = moert_gradient_norm_own(again);
-    memcpy(&hash[1], &check->norm, sizeof check->norm); /* the norm of the other rank */
+    moert_gradient_norm_own(again, &hash[CHUNKS]);
+    memcpy(&hash[NORM], &check->norm, sizeof check->norm); /* the norm of the other rank */
     moert_gradient_norm_destroy(again);
     return status;
 }
@@ -224,14 +228,16 @@ static moert_status norm_again(moert_cross_check *check, size_t distance, uint64
 /* A rank repeats its sums of squares itself. The norm is the same on all ranks. */
 static moert_audit_class of_norm(const moert_cross_check *check, size_t index) {
     (void)check;
-    return index == 0 ? MOERT_AUDIT_OWN : MOERT_AUDIT_EVERYONE;
+    return index == NORM ? MOERT_AUDIT_EVERYONE : MOERT_AUDIT_OWN;
 }
 
 static void describe_norm(const moert_cross_check *check, size_t rank, size_t index, char *text,
                           size_t bytes) {
+    static const char *const what[NORM_HASHES] = {"the squares of its gradients",
+                                                  "the sums of all ranks' squares of gradients",
+                                                  "the norm of the gradient"};
     (void)check, (void)rank;
-    snprintf(text, bytes, "%s",
-             index == 0 ? "the squares of its gradients" : "the norm of the gradient");
+    snprintf(text, bytes, "%s", what[index]);
 }
 
 static const moert_check_site norm_site = {count_norm, own_norm, norm_again,   of_norm,

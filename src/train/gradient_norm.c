@@ -23,7 +23,7 @@ struct moert_gradient_norm {
     double *chunk_sum;            /* [chunks] */
     double *by_rank;              /* [chunks] the values of chunk_sum, in the order of the ranks */
     size_t *bytes;                /* [ranks] size in bytes of each rank's part of `by_rank` */
-    uint64_t own;                 /* hash of the sums that this rank has computed itself */
+    uint64_t own[2];              /* see moert_gradient_norm_own */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
@@ -181,21 +181,21 @@ static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
     return MOERT_OK;
 }
 
-/* Adds `count` sums to the hash of the sums that this rank has computed. */
-static void hash_own(moert_gradient_norm *norm, const double *sum, size_t count) {
+/* Adds `count` sums to a hash. */
+static void add_hash(uint64_t *hash, const double *sum, size_t count) {
     const moert_checksum of = moert_checksum_of(sum, count * sizeof *sum);
-    uint64_t pair[2] = {norm->own, 0};
+    uint64_t pair[2] = {*hash, 0};
     memcpy(&pair[1], of.byte, sizeof pair[1]);
-    memcpy(&norm->own, moert_checksum_of(pair, sizeof pair).byte, sizeof norm->own);
+    memcpy(hash, moert_checksum_of(pair, sizeof pair).byte, sizeof *hash);
 }
 
 /* held_sum[held] = the sums of squares of the tensors that this rank holds. Collective. */
 static moert_status sum_held(moert_gradient_norm *norm) {
     const moert_mesh *mesh = moert_model_mesh(norm->model);
-    norm->own = 0;
+    norm->own[0] = norm->own[1] = 0;
     if (moert_comm_size(mesh->world) == 1) {
         MOERT_TRY(moert_squares_sum(norm->squares, norm->held_sum));
-        hash_own(norm, norm->held_sum, norm->held);
+        add_hash(&norm->own[1], norm->held_sum, norm->held);
         return MOERT_OK;
     }
     for (size_t b = 0; b < moert_model_block_count(norm->model); b++) {
@@ -209,18 +209,18 @@ static moert_status sum_held(moert_gradient_norm *norm) {
         size_t first;
         const size_t rank = moert_comm_rank(moert_model_block(norm->model, b)->comm);
         const size_t count = chunks_of(norm, b, rank, &first);
-        hash_own(norm, norm->chunk_sum + first, count);
+        add_hash(&norm->own[0], norm->chunk_sum + first, count);
     }
     MOERT_TRY(gather_chunks(norm, mesh->world));
     MOERT_TRY(gather_chunks(norm, mesh->replicas));
     MOERT_TRY(moert_squares_set_chunks(norm->squares, norm->chunk_sum));
     MOERT_TRY(moert_squares_join(norm->squares, norm->held_sum));
-    hash_own(norm, norm->held_sum, norm->held);
+    add_hash(&norm->own[1], norm->held_sum, norm->held);
     return MOERT_OK;
 }
 
-uint64_t moert_gradient_norm_own(const moert_gradient_norm *norm) {
-    return norm->own;
+void moert_gradient_norm_own(const moert_gradient_norm *norm, uint64_t hash[2]) {
+    memcpy(hash, norm->own, sizeof norm->own);
 }
 
 /* ---- tensors ---- */

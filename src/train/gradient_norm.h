@@ -21,6 +21,7 @@ moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value);
  * parameters outside of the layers. Computed from the sums of the last moert_gradient_norm_take.
  * Not collective. */
 void moert_gradient_norm_layers(const moert_gradient_norm *norm, double *layer);
-/* A hash of the sums of squares that this rank computed in the last moert_gradient_norm_take. Not
- * collective. */
-uint64_t moert_gradient_norm_own(const moert_gradient_norm *norm);
+/* Hashes of the sums of squares that this rank computed in the last moert_gradient_norm_take:
+ * hash[0] of the chunks in its own shards, hash[1] of the tensors, from the chunks of all ranks.
+ * Not collective. */
+void moert_gradient_norm_own(const moert_gradient_norm *norm, uint64_t hash[2]);

@@ -19,7 +19,7 @@ typedef struct moert_survey_model {
      * 0: for the ranks of this job */
     size_t ranks, ep;
     size_t most; /* bytes that a rank may take; 0: limits as in moert_fit_compare */
-    bool exact;  /* replicas of the experts are exact */
+    bool exact;  /* with --replicas exact */
 } moert_survey_model;
 
 /*
