@@ -41,6 +41,13 @@ typedef struct moert_barrier_args {
 } moert_barrier_args;
 MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 
+/* A kernel that moves rows and contains a barrier. */
+typedef struct moert_fused_args {
+    moert_exchange_args move;
+    moert_barrier_args barrier;
+} moert_fused_args;
+MOERT_ARGS_LAYOUT(moert_fused_args, barrier, 56, 80)
+
 /* A sum of rows in the windows of a host's ranks (kernels/exchange/peers.cl). A node is a row: the
  * rank of its window, its first float in that window, and the number of additions that follow once
  * the row is read. MOERT_PEERS_DEPTH: the most partial sums that wait for their right operand; no

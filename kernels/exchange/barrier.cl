@@ -30,7 +30,7 @@ KERNEL void count_ticks(global int *flag, global ulong *result, ulong polls) {
 #endif
 }
 
-KERNEL void barrier_of_devices(BARRIER_PARAMETERS) {
-    raise_all(segments, verdict, m);
-    wait_for_all(segments, verdict, m);
+KERNEL void barrier_of_devices(volatile global uint *state, moert_barrier_args m) {
+    raise_all(state, m);
+    wait_for_all(state, m);
 }

@@ -3,12 +3,11 @@
  * ranks' devices.
  *
  * Raising a flag is a release of this device's earlier stores; seeing it raised is an acquire. Each
- * flag is an int at the start of a 64-byte line of its own. BARRIER_PARAMETERS are a kernel's
- * parameters:
+ * flag is an int at the start of a 64-byte line of its own. `state` has, line after line:
  *
- *   segments [ranks]   raw addresses at which this device finds the flags of each rank
- *   verdict            {1 + the late rank, or 0; number of the barrier it was late in}. An arrival
- *                      counter follows, LINE_INTS words after the start. It is 0 between kernels.
+ *   verdict            {1 + the late rank, or 0; number of the barrier it was late in}
+ *   arrival counter    is 0 between kernels
+ *   ulong [ranks]      raw addresses at which this device finds the flags of each rank
  *
  * ticks(polls) is the time after `polls` polls of a flag. A tick is a nanosecond of the device's
  * clock on NVIDIA, and of the system's clock on x86-64 Linux, where a waiting thread also yields to
@@ -115,33 +114,31 @@ static inline ulong ticks(ulong polls) {
 }
 #endif
 
-static inline global int *flag_of(global const ulong *segments, uint owner, uint writer) {
+static inline global int *flag_of(volatile global const uint *state, uint owner, uint writer) {
+    global const ulong *segments = (global const ulong *)(state + 2 * LINE_INTS);
     return (global int *)(size_t)segments[owner] + writer * LINE_INTS;
 }
 
-#define BARRIER_PARAMETERS                                                                         \
-    global const ulong *segments, volatile global uint *verdict, moert_barrier_args m
-
 /* Raises this rank's flag in every segment; called by a whole row group. */
-INLINED void raise_all(BARRIER_PARAMETERS) {
+INLINED void raise_all(volatile global uint *state, moert_barrier_args m) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS)
-        raise_flag(flag_of(segments, r, m.rank), m.number);
+        raise_flag(flag_of(state, r, m.rank), m.number);
 }
 
 /* Waits for all ranks' flags, for at most `patience` ticks, and not at all once a rank was late.
  * Called by a whole row group. */
-INLINED void wait_for_all(BARRIER_PARAMETERS) {
+INLINED void wait_for_all(volatile global uint *state, moert_barrier_args m) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS) {
         ulong start = 0;
         for (ulong polls = 0;
-             (int)((uint)load_flag(flag_of(segments, m.rank, r)) - (uint)m.number) < 0; polls++) {
+             (int)((uint)load_flag(flag_of(state, m.rank, r)) - (uint)m.number) < 0; polls++) {
             const ulong now = ticks(polls);
             start = polls == 0 ? now : start;
-            if (verdict[0] != 0)
+            if (state[0] != 0)
                 return;
             if (now - start > m.patience) {
-                verdict[1] = (uint)m.number;
-                verdict[0] = r + 1;
+                state[1] = (uint)m.number;
+                state[0] = r + 1;
             }
         }
     }

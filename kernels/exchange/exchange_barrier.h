@@ -25,8 +25,9 @@
  * The barrier, called after a work-group's stores. The last of the `storing` work-groups to arrive
  * raises the flags; if `storing` is 0, work-group 0 does. Work-groups that do not store wait.
  */
-INLINED void barrier_inside(uint storing, local uint *last, BARRIER_PARAMETERS) {
-    global uint *stored = (global uint *)verdict + LINE_INTS;
+INLINED void barrier_inside(uint storing, local uint *last, global uint *state,
+                            moert_barrier_args m) {
+    global uint *stored = state + LINE_INTS;
     const bool stores = get_group_id(0) < storing, first = row_group_index() == 0;
     put_end();
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
@@ -36,10 +37,10 @@ INLINED void barrier_inside(uint storing, local uint *last, BARRIER_PARAMETERS) 
     if (first && *last != 0) {
         if (is_first_item())
             *stored = 0;
-        raise_all(segments, verdict, m);
+        raise_all(state, m);
     }
     if (first && !stores)
-        wait_for_all(segments, verdict, m);
+        wait_for_all(state, m);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
 
@@ -60,23 +61,24 @@ INLINED role find_role(uint storing) {
 KERNEL_OF(FAN_ROW_GROUPS)
 void dispatch_barrier(WINDOW window, WINDOW slots, global const uint2 *destination,
                       global const float *source, global const float *slot_source,
-                      moert_exchange_args args, BARRIER_PARAMETERS) {
+                      global uint *state, moert_fused_args fused) {
     local uint last;
+    const moert_exchange_args args = fused.move;
     const role p = find_role(args.storing);
     if (p.stores && slots != 0)
         for (uint i = p.nth * MOERT_ITEMS + item_index(); i < args.slots;
              i += p.row_groups * MOERT_ITEMS)
-            put_slot(slots, destination, slot_source, i, args.topk, m.rank);
+            put_slot(slots, destination, slot_source, i, args.topk, fused.barrier.rank);
     if (p.stores && p.nth < count_pieces(args.tokens, args.stride)) {
         if (args.once)
             dispatch_row_group_once(p.nth, window, destination, source, args);
         else
             dispatch_row_group(p.nth, window, destination, source, args, false);
     }
-    barrier_inside(args.storing, &last, segments, verdict, m);
+    barrier_inside(args.storing, &last, state, fused.barrier);
     for (uint i = p.nth; !p.stores && args.once && i < count_pieces(args.rows, args.stride);
          i += p.row_groups)
-        fan_out_piece(i, row_of(window, (uint2)(m.rank, 0), args.stride), args);
+        fan_out_piece(i, row_of(window, (uint2)(fused.barrier.rank, 0), args.stride), args);
 }
 
 /* A row group's part of a combine. c.bf16 is false on entry. In each branch c.bf16 is a constant,
@@ -96,9 +98,10 @@ INLINED void combine_part(role p, WINDOW slots, global float *slot_target, combi
 KERNEL_OF(FAN_ROW_GROUPS)
 void combine_barrier(WINDOW window, WINDOW slots, global const uint2 *destination,
                      global const float *weight, global float *target, global float *slot_target,
-                     moert_exchange_args args, BARRIER_PARAMETERS) {
+                     global uint *state, moert_fused_args fused) {
     local uint last;
-    barrier_inside(0, &last, segments, verdict, m);
+    const moert_exchange_args args = fused.move;
+    barrier_inside(0, &last, state, fused.barrier);
     const combining c = {window, destination, weight, target, args, false, NO_RECEIVER};
     combine_part(find_role(0), slots, slot_target, c);
 }
@@ -106,17 +109,18 @@ void combine_barrier(WINDOW window, WINDOW slots, global const uint2 *destinatio
 KERNEL_OF(FAN_ROW_GROUPS)
 void sum_barrier(WINDOW window, WINDOW slots, global const uint2 *destination,
                  global const float *weight, global float *target, global float *slot_target,
-                 global const uint4 *cells, global const float *rows, moert_exchange_args args,
-                 BARRIER_PARAMETERS) {
+                 global const uint4 *cells, global const float *rows, global uint *state,
+                 moert_fused_args fused) {
     local uint last;
+    const moert_exchange_args args = fused.move;
     const role p = find_role(args.storing);
     for (uint i = p.nth; p.stores && i < count_pieces(args.rows, args.stride); i += p.row_groups)
         if (args.bf16)
             send_piece(i, window, cells, rows, args, true);
         else
             send_piece(i, window, cells, rows, args, false);
-    barrier_inside(args.storing, &last, segments, verdict, m);
-    const combining c = {window, destination, weight, target, args, false, m.rank};
+    barrier_inside(args.storing, &last, state, fused.barrier);
+    const combining c = {window, destination, weight, target, args, false, fused.barrier.rank};
     if (!p.stores)
         combine_part(p, slots, slot_target, c);
 }

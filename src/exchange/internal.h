@@ -186,7 +186,7 @@ moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_tr
                                         bool remote);
 /* Kernel arguments of a barrier of the ranks' devices (kernels/exchange/barrier.h). */
 typedef struct moert_barrier {
-    const moert_buffer *segments, *verdict;
+    const moert_buffer *state;
     moert_barrier_args args;
 } moert_barrier;
 
@@ -203,8 +203,8 @@ moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_tra
 /*
  * Whether a dispatch should send a token's row to each rank only once, because this saves enough
  * bytes. If a token's K experts are spread over R ranks at random, the token reaches R (1 - (1 -
- * 1/R)^K) different ranks. `fused`: transfers of few rows are one kernel (moert_control.fuse). The
- * result is the same on all ranks.
+ * 1/R)^K) different ranks. `fused`: a transfer of few rows runs as one
+ * kernel instead of several (moert_control.fuse). The result is the same on all ranks.
  */
 bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 

@@ -221,9 +221,8 @@ bool moert_kernel_is_small(const moert_transfer *t, bool combines) {
 }
 
 /* The last arguments of the kernels for transfers of few rows. */
-#define BARRIER_ARGS(launch, barrier)                                                              \
-    MOERT_STRUCT(launch), MOERT_ARG((barrier)->segments), MOERT_ARG((barrier)->verdict),           \
-        MOERT_STRUCT((barrier)->args)
+#define FUSED_ARGS(launch, barrier)                                                                \
+    MOERT_ARG((barrier)->state), MOERT_STRUCT(((moert_fused_args){launch, (barrier)->args}))
 
 static moert_argument slots_argument(const moert_transfer *t) {
     return MOERT_ARG(t->slots != NULL ? window_argument(t->slots, true) : NULL);
@@ -239,7 +238,7 @@ static moert_status dispatch_barrier(moert_device *device, const moert_transfer 
     return MOERT_RUN(device, shape->program, "dispatch_barrier", grid,
                      MOERT_ARG(window_argument(t->window, true)), slots_argument(t),
                      MOERT_ARG(t->plan->destination), MOERT_ARG(t->source),
-                     MOERT_ARG(t->slot_source), BARRIER_ARGS(*args, barrier));
+                     MOERT_ARG(t->slot_source), FUSED_ARGS(*args, barrier));
 }
 
 #define SUM_ARGS(t)                                                                                \
@@ -251,7 +250,7 @@ static moert_status combine_barrier(moert_device *device, const moert_transfer *
                                     moert_shape *shape, const moert_barrier *barrier) {
     return MOERT_RUN(device, shape->program, "combine_barrier",
                      ((moert_grid){combining_groups(t, shape->args.tokens), 1, 1}), SUM_ARGS(t),
-                     BARRIER_ARGS(shape->args, barrier));
+                     FUSED_ARGS(shape->args, barrier));
 }
 
 static moert_status sum_barrier(moert_device *device, const moert_transfer *t, moert_shape *shape,
@@ -265,7 +264,7 @@ static moert_status sum_barrier(moert_device *device, const moert_transfer *t, m
     return MOERT_RUN(device, shape->program, "sum_barrier",
                      ((moert_grid){args->storing + combining_groups(t, args->tokens), 1, 1}),
                      SUM_ARGS(t), MOERT_ARG(cells), MOERT_ARG(t->unsent),
-                     BARRIER_ARGS(*args, barrier));
+                     FUSED_ARGS(*args, barrier));
 }
 
 moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,

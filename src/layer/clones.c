@@ -204,7 +204,7 @@ static void copy(const moert_handover *h, size_t number, const tensor *t, size_t
                                : moert_buffer_write(t->buffer, offset, values, bytes));
 }
 
-/* Sends a piece of a link's slot to another member. */
+/* Sends a piece of the matrix in a link's slot to another member of its chain. */
 static moert_status give(const moert_layer *layer, size_t number, const tensor *t, size_t piece,
                          size_t position) {
     copy(layer->mesh->handover, number, t, piece, true);

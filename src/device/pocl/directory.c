@@ -28,7 +28,7 @@ enum { LONGEST_DIRECTORY = 700 };
 enum { FIRST_COMPILER_BYTES = 160 << 20, COMPILER_BYTES = 32 << 20 };
 
 /* Free bytes that the directory needs at first, and before each step: LLVM aborts the process on a
- * full disk. PoCL writes less than 1 MB in a step. */
+ * full disk. In a step of compiling (moert_pocl_step), PoCL writes less than 1 MB. */
 enum { FIRST_BYTES = 16 << 20, STEP_BYTES = 4 << 20 };
 
 #define NO_DIRECTORY "/dev/null/moert"

@@ -20,14 +20,15 @@ typedef struct verdict {
     uint32_t late;   /* 1 + the late rank; 0: no rank was late */
     uint32_t number; /* number of the barrier */
 } verdict;
-/* The verdict, then the kernels' counter in a cache line of its own. */
-enum { VERDICT_BYTES = 2 * LINE_BYTES };
+/* The kernels' state (kernels/exchange/barrier.h): the verdict, the arrival counter, then the
+ * addresses of the ranks' segments from here on. */
+enum { ADDRESSES = 2 * LINE_BYTES };
 
 struct moert_flags {
     moert_device *device;
     moert_comm *comm;
     moert_storage segment; /* this rank's flags: LINE_BYTES for each rank r, which raises flag r */
-    moert_staging *verdict;
+    moert_staging *state;
     uint64_t patience_ns;
     double tick_ns;              /* length in nanoseconds of a tick, the unit in which kernels
                                     measure waits */
@@ -38,8 +39,7 @@ struct moert_flags {
 
 static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
     return (moert_barrier){
-        .segments = flags->segment.addresses,
-        .verdict = moert_staging_buffer(flags->verdict),
+        .state = moert_staging_buffer(flags->state),
         .args = {.patience = (uint64_t)((double)flags->patience_ns / flags->tick_ns),
                  .ranks = (uint32_t)ranks,
                  .rank = (uint32_t)moert_comm_rank(flags->comm),
@@ -49,8 +49,7 @@ static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
 
 static moert_status launch(moert_flags *flags, moert_barrier barrier) {
     return MOERT_RUN(flags->device, "exchange/barrier", "barrier_of_devices",
-                     ((moert_grid){1, 1, 1}), MOERT_ARG(barrier.segments),
-                     MOERT_ARG(barrier.verdict), MOERT_STRUCT(barrier.args));
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(barrier.state), MOERT_STRUCT(barrier.args));
 }
 
 /* The result of the kernel count_ticks (kernels/exchange/barrier.cl). */
@@ -93,8 +92,11 @@ release:
 }
 
 static moert_status begin(moert_flags *flags) {
-    MOERT_TRY(moert_staging_create(flags->device, VERDICT_BYTES, &flags->verdict));
-    MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, VERDICT_BYTES));
+    const size_t table_bytes = moert_comm_size(flags->comm) * sizeof(uint64_t);
+    MOERT_TRY(moert_staging_create(flags->device, ADDRESSES + table_bytes, &flags->state));
+    MOERT_TRY(moert_buffer_read(flags->segment.addresses, 0,
+                                (char *)moert_staging_host(flags->state) + ADDRESSES, table_bytes));
+    MOERT_TRY(moert_staging_copy_to_device(flags->state, 0, ADDRESSES + table_bytes));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
     MOERT_TRY(measure_tick(flags));
@@ -158,7 +160,7 @@ void moert_flags_destroy(moert_flags *flags) {
     if (flags == NULL)
         return;
     moert_device_finish(flags->device);
-    moert_staging_destroy(flags->verdict);
+    moert_staging_destroy(flags->state);
     moert_storage_release(&flags->segment);
     free(flags);
 }
@@ -179,16 +181,16 @@ moert_status moert_flags_barrier(moert_flags *flags) {
 }
 
 moert_status moert_flags_fetch_verdict(moert_flags *flags) {
-    return moert_staging_copy_to_host(flags->verdict, 0, sizeof(verdict));
+    return moert_staging_copy_to_host(flags->state, 0, sizeof(verdict));
 }
 
 moert_status moert_flags_check_verdict(moert_flags *flags) {
-    verdict *host = moert_staging_host(flags->verdict);
+    verdict *host = moert_staging_host(flags->state);
     const verdict seen = *host;
     if (seen.late == 0)
         return MOERT_OK;
     *host = (verdict){0, 0};
-    MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, sizeof *host));
+    MOERT_TRY(moert_staging_copy_to_device(flags->state, 0, sizeof *host));
     return MOERT_FAIL(
         ERROR_COMM,
         "the device of rank %u (%s) has not reached barrier %u, in phase '%s', within "

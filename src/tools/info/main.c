@@ -43,7 +43,7 @@ static const moert_option options[] = {
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     MOERT_MEMORY_OPTIONS(memory_choice, most_memory),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
-     "ranks that share one set of experts; 0 = all"},
+     "ranks among which one set of experts is divided; 0 = all"},
     {"replicas", MOERT_OPTION_CHOICE, &replicas, "summed", MOERT_REPLICA_WORDS,
      "as for moert-train"},
     {"ranks", MOERT_OPTION_UINT, &asked_ranks, "0", "0..65536",

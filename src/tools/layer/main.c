@@ -30,7 +30,7 @@ static const moert_option options[] = {
     {"output", MOERT_OPTION_STRING, &output_path, NULL, "FILE",
      "safetensors file to write: y, and with dy also dx and grad.NAME of every weight"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
-     "ranks that share one set of experts; 0 = all"},
+     "ranks among which one set of experts is divided; 0 = all"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "the shared expert's GEMMs"),
 };
 

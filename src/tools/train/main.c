@@ -117,7 +117,7 @@ static const moert_option options[] = {
     {"seed", MOERT_OPTION_UINT, &o.trainer.seed, "1", "0..9007199254740992",
      "seed of weights and data"},
     {"ep", MOERT_OPTION_UINT, &o.ep, "0", "0..1000000",
-     "ranks that share one set of experts; 0 = all"},
+     "ranks among which one set of experts is divided; 0 = all"},
     {"replicas", MOERT_OPTION_CHOICE, &o.replicas, "summed", MOERT_REPLICA_WORDS,
      "with --ep: how the sets of experts work together. Summed: each adds up its own gradients, "
      "which are then summed. Exact: all add to the same sums, with the bits of one set on CPUs"},

@@ -1,7 +1,7 @@
 // run: check=1,2 all=3,2san
-/* The memory of NVIDIA GPUs, tested on CPU devices. Stand-ins for CUDA's functions create memory
- * files. A stand-in for OpenCL's import maps each file below the previous one. All other code runs
- * as on GPUs. */
+/* Tests, with CPU devices, how ranks on NVIDIA GPUs share memory. Stand-ins for CUDA's functions
+ * create memory files. A stand-in for OpenCL's import maps each file below the previous one. All
+ * other code runs as on GPUs. */
 #include <sys/mman.h>
 #include <unistd.h>
 
