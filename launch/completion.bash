@@ -1,17 +1,24 @@
-# Completes the options of moert's programs in bash, and the words that an option takes as values.
+# Completes the options of moert's programs and launch scripts in bash, and the words that an option takes as values.
 # At the first completion for a program in a shell, runs the program with --help to find the program's options.
+# zsh: autoload -U +X compinit bashcompinit && compinit && bashcompinit && source completion.bash
 declare -A moert_help
 moert_complete() {
-    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} program=("$1") words
+    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} key=$1 train='' words
     case ${1##*/} in # these have commands, each with options of its own
-    moert-launch | moert-op) [ "$COMP_CWORD" -eq 1 ] || program+=("${COMP_WORDS[1]}") ;;
+    moert-launch | moert-op) [ "$COMP_CWORD" -eq 1 ] || key="$1 ${COMP_WORDS[1]}" ;;
     esac
-    local key=${program[*]}
-    [ -n "${moert_help[$key]+known}" ] || moert_help[$key]=$("${program[@]}" --help 2>/dev/null)
-    words=$(sed -nE "s/^  $previous ([^ ]*\|[^ ]*).*/\1/p" <<<"${moert_help[$key]}" | tr '|' ' ')
-    if [ -z "$words" ] && { [ "$COMP_CWORD" -eq 1 ] || [ "${word#-}" != "$word" ]; }; then
-        words=$(sed -nE 's/^  ([-a-z]+).*/\1/p; /^$/{n; s/^([a-z-]+): .*/\1/p}' <<<"${moert_help[$key]}")
+    case $key in # launch/train also takes the options of moert-train
+    */train) train=$(dirname "$key")/../build/bin/moert-train ;;
+    *moert-launch\ train) train=moert-train ;;
+    esac
+    if [ -z "${moert_help[$key]+known}" ]; then
+        moert_help[$key]=$(eval "$key --help" 2>/dev/null; [ -z "$train" ] || "$train" --help 2>/dev/null)
     fi
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+    words=$(sed -nE "s#^  $previous ([^ ]*\|[^ ]*).*#\1#p" <<<"${moert_help[$key]}" | tr '|' '\n' | grep -v '[A-Z]')
+    if [ -z "$words" ] && { [ "$COMP_CWORD" -eq 1 ] || [ "${word#-}" != "$word" ]; }; then
+        words=$(sed -nE '/^$/{n; s/^([a-z-]+): .*/\1/p}; s/^  ([-a-z0-9]+).*/\1/p' <<<"${moert_help[$key]}")
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
-complete -o default -F moert_complete moert-train moert-layer moert-op moert-info moert-report moert-tune moert-preflight moert-launch
+complete -o default -F moert_complete moert-train moert-layer moert-op moert-info moert-report moert-tune moert-preflight moert-launch \
+    launch/train launch/stop launch/preflight launch/scaling
