@@ -26,6 +26,10 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
     MOERT_RUN_STATE_TABLE(PUT)
 #undef PUT
     json_object_set_new(root, "left_out", json_integer((json_int_t)state->left_out));
+    if (state->best.step > 0)
+        json_object_set_new(root, "best",
+                            json_pack("{sI sI sf}", "step", (json_int_t)state->best.step, "since",
+                                      (json_int_t)state->best.since, "loss", state->best.loss));
     json_object_set_new(root, "data", json_string(state->data));
     json_object_set_new(root, "split", json_string(state->split));
     json_object_set_new(root, "schedule", json_string(state->schedule));
@@ -56,6 +60,20 @@ static moert_status read_text(const json_t *root, const char *path, const char *
     return MOERT_OK;
 }
 
+/* Reads the lowest held-out loss; none if there was none, or an older version wrote none. */
+static moert_status read_best(const json_t *root, const char *path, moert_best *best) {
+    const json_t *object = json_object_get(root, "best"), *loss = json_object_get(object, "loss");
+    *best = (moert_best){0};
+    if (object == NULL)
+        return MOERT_OK;
+    MOERT_TRY(read_number(object, path, "step", &best->step));
+    MOERT_TRY(read_number(object, path, "since", &best->since));
+    if (!json_is_number(loss))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: 'loss' of 'best' is missing or not a number", path);
+    best->loss = json_number_value(loss);
+    return MOERT_OK;
+}
+
 static moert_status parse_state(const char *path, const json_t *root, moert_run_state *state) {
     uint64_t format;
     MOERT_TRY(read_number(root, path, "format", &format));
@@ -68,6 +86,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     state->left_out = 0;
     if (json_object_get(root, "left_out") != NULL)
         MOERT_TRY(read_number(root, path, "left_out", &state->left_out));
+    MOERT_TRY(read_best(root, path, &state->best));
     MOERT_TRY(read_text(root, path, "data", sizeof state->data, state->data));
     MOERT_TRY(read_text(root, path, "split", sizeof state->split, state->split));
     MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));

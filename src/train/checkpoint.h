@@ -27,6 +27,13 @@
     X(batch)  /* sequences per step */                                                             \
     X(length) /* tokens per sequence */
 
+/* The lowest held-out loss of a run so far. */
+typedef struct moert_best {
+    uint64_t step;  /* steps done when the loss was computed; 0: there is none */
+    uint64_t since; /* held-out losses since then */
+    double loss;
+} moert_best;
+
 enum { MOERT_SETTINGS_BYTES = 2048 };
 typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
@@ -34,6 +41,7 @@ typedef struct moert_run_state {
 #undef MOERT_RUN_STATE_FIELD
     /* steps whose data were left out; 0 if an older state.json has no such number */
     uint64_t left_out;
+    moert_best best;
     /* Texts of state.json. A text that an older version's state.json lacks is "". */
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
     char split[MOERT_SPLIT_TEXT_BYTES];       /* split of the data (data/split.h); "" for token
@@ -69,8 +77,9 @@ moert_status moert_checkpoint_sweep(const char *directory);
 
 /* Which checkpoints are kept when a new one is written. */
 typedef struct moert_keep {
-    size_t last;  /* number of newest checkpoints that are kept */
-    size_t every; /* all checkpoints whose step is a multiple of this number are kept; 0 = none */
+    size_t last;   /* number of newest checkpoints that are kept */
+    size_t every;  /* all checkpoints whose step is a multiple of this number are kept; 0 = none */
+    uint64_t step; /* the checkpoint of this step is kept; 0 = none */
 } moert_keep;
 
 /*

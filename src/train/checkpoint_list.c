@@ -103,8 +103,8 @@ moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, moer
     MOERT_TRY(moert_checkpoint_list(directory, &steps, &count));
     moert_status status = MOERT_OK;
     for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {
-        const bool milestone = keep.every > 0 && steps[i] % keep.every == 0;
-        if (steps[i] <= newest && (kept++ < keep.last || milestone))
+        const bool chosen = (keep.every > 0 && steps[i] % keep.every == 0) || steps[i] == keep.step;
+        if (steps[i] <= newest && (kept++ < keep.last || chosen))
             continue;
         char name[32];
         snprintf(name, sizeof name, NAME_FORMAT, (unsigned long long)steps[i]);

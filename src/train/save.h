@@ -20,7 +20,8 @@ typedef struct moert_saver_options {
     const char *config_text; /* content of config.json */
     const char *directory;   /* directory of the checkpoints */
     moert_keep keep;
-    bool beside; /* allocates host memory for saves while training continues */
+    bool keeps_best; /* also keep the checkpoint with the lowest held-out loss */
+    bool beside;     /* allocates host memory for saves while training continues */
     /* bandwidth limit of all ranks together for saves while training continues; 0 = no limit */
     double bytes_per_s;
 } moert_saver_options;

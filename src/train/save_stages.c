@@ -251,10 +251,13 @@ static moert_status commit(moert_saver *s) {
     if (!moert_saver_is_first(s))
         return MOERT_OK;
     MOERT_TRY(moert_manifest_write(s->manifest));
+    moert_keep keep = s->options.keep;
+    if (s->options.keeps_best)
+        keep.step = s->state.best.step;
     MOERT_TRY(moert_durable_commit(s->temporary, s->path));
     /* after skipped steps, older checkpoints are kept */
     if (is_checkpoint(s) && s->state.skipped_in_row == 0 &&
-        moert_checkpoint_prune(s->options.directory, s->state.step, s->options.keep) != MOERT_OK)
+        moert_checkpoint_prune(s->options.directory, s->state.step, keep) != MOERT_OK)
         MOERT_WARN("%s is saved, but not all older checkpoints could be removed: %s", s->path,
                    moert_last_error());
     return MOERT_OK;

@@ -9,6 +9,7 @@ moert_status moert_trainer_create_saver(moert_trainer *t) {
                                          .config_text = o->config_text,
                                          .directory = t->checkpoints,
                                          .keep = o->keep,
+                                         .keeps_best = o->keep_best,
                                          .beside =
                                              o->save_mode != MOERT_SAVE_HELD && o->save_every > 0,
                                          .bytes_per_s = o->save_bytes_per_s};

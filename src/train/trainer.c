@@ -57,25 +57,39 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     return moert_observers_tell(t, MOERT_EVENT_DONE);
 }
 
+/* *loss = the loss of the held-out or test data; the losses of a blend's sources get into
+ * row->more[place]. */
+static moert_status take_loss(moert_trainer *t, moert_use use, size_t place, double *loss) {
+    MOERT_TRY(moert_evaluation_run(t->evaluation, use, loss));
+    t->row.more[place].count =
+        moert_evaluation_list(t->evaluation, use, &t->row.more[place].number);
+    return MOERT_OK;
+}
+
+/* Ends a training whose held-out loss has not been the lowest for `early_stop` times. */
+static void stop_early(moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    if (o->replay.end == 0 && o->early_stop > 0 && t->state.best.since >= o->early_stop)
+        t->end = t->state.step;
+}
+
 /* Computes the held-out loss if it is due, and the test loss after the last step. */
 static moert_status evaluate(moert_trainer *t, moert_metrics_row *row) {
     const moert_trainer_options *o = t->options;
+    moert_best *best = &t->state.best;
     row->has_heldout = moert_trainer_due(o->eval_every, t->state.step, o->steps);
-    row->has_test = t->state.step == o->steps && moert_data_has(t->data, MOERT_TEST);
-    const struct {
-        moert_use use;
-        bool has;
-        double *loss;
-    } rows[] = {{MOERT_HELD_OUT, row->has_heldout, &row->heldout_loss},
-                {MOERT_TEST, row->has_test, &row->test_loss}};
-    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
-        if (!rows[i].has)
-            continue;
-        MOERT_TRY(moert_evaluation_run(t->evaluation, rows[i].use, rows[i].loss));
-        row->more[1 + i].count =
-            moert_evaluation_list(t->evaluation, rows[i].use, &row->more[1 + i].number);
+    if (row->has_heldout) {
+        MOERT_TRY(take_loss(t, MOERT_HELD_OUT, 1, &row->heldout_loss));
+        const bool lowest = best->step == 0 || row->heldout_loss < best->loss;
+        if (lowest && isfinite(row->heldout_loss))
+            *best = (moert_best){t->state.step, 0, row->heldout_loss};
+        else
+            best->since++;
+        stop_early(t);
     }
-    return MOERT_OK;
+    const bool ends = t->state.step == o->steps || (o->replay.end == 0 && t->state.step == t->end);
+    row->has_test = ends && moert_data_has(t->data, MOERT_TEST);
+    return row->has_test ? take_loss(t, MOERT_TEST, 2, &row->test_loss) : MOERT_OK;
 }
 
 static moert_status step(moert_trainer *t, bool *stopped) {
@@ -175,11 +189,34 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
         moert_trainer_poll_save(t);
         if (t->saver == NULL)
             continue;
-        if (*interrupted || moert_trainer_due(o->save_every, t->state.step, o->steps) ||
+        const bool lowest =
+            o->keep_best && t->row.has_heldout && t->state.best.step == t->state.step;
+        if (*interrupted || moert_trainer_due(o->save_every, t->state.step, o->steps) || lowest ||
             (ends && o->save_last))
             MOERT_TRY(moert_trainer_save(t, *interrupted || ends));
     }
     return MOERT_OK;
+}
+
+/* Prints what the run has done. */
+static void say_end(const moert_trainer *t, uint64_t from, double seconds) {
+    const moert_trainer_options *o = t->options;
+    const moert_best *best = &t->state.best;
+    const double tokens = (double)((t->state.step - from) * o->batch * o->length);
+    if (!t->first || o->replay.end > 0)
+        return;
+    if (t->state.step > from)
+        printf("trained %llu steps, %.0f tokens, in %.1f s (%.0f tokens/s with evaluations and "
+               "saves)\n",
+               (unsigned long long)(t->state.step - from), tokens, seconds, tokens / seconds);
+    if (best->step > 0)
+        printf("lowest held-out loss %.4f, after step %llu of %zu\n", best->loss,
+               (unsigned long long)best->step, o->steps);
+    if (t->end < o->steps && t->state.step == t->end)
+        printf("ended before step %zu, as %llu held-out losses since then were not lower "
+               "(--early-stop)\n",
+               o->steps, (unsigned long long)best->since);
+    fflush(stdout);
 }
 
 /* ---- start ---- */
@@ -201,6 +238,7 @@ static moert_status begin(moert_trainer *t) {
         moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(moert_trainer_resume(t));
     t->end = o->replay.end > 0 ? o->replay.end : o->steps;
+    stop_early(t);
     if (t->checkpoints != NULL && o->replay.end == 0)
         MOERT_TRY(moert_trainer_create_saver(t));
     MOERT_TRY(moert_observers_open(t));
@@ -215,10 +253,13 @@ moert_status moert_train(moert_model *model, const moert_data *data,
     *interrupted = false;
     moert_stop_catch(before);
     MOERT_TRY_OR(done, begin(&t));
+    const uint64_t from = t.state.step, began_ns = moert_clock_ns();
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
+    const double seconds = 1e-9 * (double)(moert_clock_ns() - began_ns);
     if (options->replay_gradients != NULL && !*interrupted)
         MOERT_TRY_OR(done, moert_trainer_save_gradients(&t, t.end - 1, options->replay_gradients));
     MOERT_TRY_OR(done, moert_observers_tell(&t, MOERT_EVENT_END));
+    say_end(&t, from, seconds);
 done:
     moert_stop_restore(before);
     char *message = moert_error_keep();

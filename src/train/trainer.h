@@ -50,6 +50,10 @@ typedef struct moert_trainer_options {
     /* bandwidth limit of all ranks together for saves while training continues; 0 = no limit */
     double save_bytes_per_s;
     moert_keep keep; /* checkpoints kept */
+    /* also save a checkpoint when the held-out loss is the lowest so far, and keep it */
+    bool keep_best;
+    /* end the run once this number of held-out losses in a row were not lower; 0 = never */
+    size_t early_stop;
     /* rate of moert_model_update_correction, which is called after each step; 0 = the biases stay
      * fixed */
     double bias_rate;

@@ -127,6 +127,8 @@ static const moert_option options[] = {
     {.help = "Held-out loss, output, checkpoints"},
     {"eval-sequences", MOERT_OPTION_UINT, &o.trainer.eval_sequences, "32", "1..1000000",
      "sequences of the held-out loss"},
+    {"early-stop", MOERT_OPTION_UINT, &o.trainer.early_stop, "0", "0..",
+     "end the run once this number of held-out losses in a row were not the lowest; 0 = never"},
     {"metrics", MOERT_OPTION_STRING, &o.trainer.metrics, NULL, "FILE",
      "JSON lines, one a step; default OUT/metrics.jsonl"},
     {"tensorboard", MOERT_OPTION_FLAG, &o.trainer.tensorboard, NULL, NULL,
@@ -150,6 +152,9 @@ static const moert_option options[] = {
      "newest checkpoints kept"},
     {"keep-every", MOERT_OPTION_UINT, &o.trainer.keep.every, "0", "0..",
      "also keep the checkpoints of steps that are multiples of this; 0 = none"},
+    {"keep-best", MOERT_OPTION_FLAG, &o.trainer.keep_best, NULL, NULL,
+     "also save a checkpoint whenever the held-out loss is the lowest so far, and keep the last "
+     "such checkpoint"},
     {"save-beside", MOERT_OPTION_CHOICE, &o.save_mode, "off", MOERT_SAVE_WORDS,
      "write checkpoints beside training, from a copy in host memory; one that is due before the "
      "previous one is done waits for it, or is skipped"},

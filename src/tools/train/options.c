@@ -93,6 +93,11 @@ moert_status moert_train_check(moert_train_options *o) {
         o->trainer.resume != MOERT_RESUME_AUTO)
         return MOERT_FAIL(ERROR_USAGE, "--save-logits and --save-gradients need --model (a "
                                        "checkpoint directory works); --resume does not apply");
+    if ((o->trainer.keep_best || o->trainer.early_stop > 0) && o->trainer.eval_every == 0)
+        return MOERT_FAIL(ERROR_USAGE, "--%s needs held-out losses; give --eval-every",
+                          o->trainer.keep_best ? "keep-best" : "early-stop");
+    if (o->trainer.keep_best && o->trainer.out == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--keep-best saves checkpoints; give --out");
     MOERT_TRY(check_optimizer(o));
     return check_steps(o);
 }

@@ -155,6 +155,32 @@ TEST(test_a_record_says_what_ran_and_how_far) {
     json_decref(root);
 }
 
+TEST(test_a_run_keeps_its_best_checkpoint_and_stops_early) {
+    clear();
+    name_words("RATE", "--lr 0.1 --lr-schedule constant --eval-every 2 --eval-sequences 2");
+    ASSERT_OK_ON_ALL(train("$RATE --steps 24 --early-stop 2 --keep-best --keep-last 1 "
+                           "--out $DIR/run"));
+    assert_true(run_shell("cd $DIR/run; [ $(wc -l <metrics.jsonl) = 14 ] && "
+                          "[ \"$(echo $(ls checkpoints))\" = \"step-00000010 step-00000014\" ]"));
+    /* the lowest loss of metrics.jsonl and of the checkpoint */
+    assert_true(run_shell("cd $DIR/run; grep -o \"heldout_loss.*\" metrics.jsonl | tr -d \",}\" | "
+                          "sort -k 2 -n | head -n 1 | cut -d \" \" -f 2 | "
+                          "grep -qFf - checkpoints/step-00000014/state.json"));
+    ASSERT_OK_ON_ALL(train("$RATE --steps 24 --early-stop 2 --out $DIR/run --resume must"));
+    assert_true(run_shell("[ $(wc -l <$DIR/run/metrics.jsonl) = 14 ]"));
+    ASSERT_OK_ON_ALL(train("$RATE --steps 24 --out $DIR/run --resume must"));
+    ASSERT_OK_ON_ALL(train("$RATE --steps 24 --out $DIR/whole"));
+    assert_true(run_shell("cd $DIR; diff -r run/model whole/model && "
+                          "diff <(cut -d \" \" -f 1-10 run/metrics.jsonl) "
+                          "<(cut -d \" \" -f 1-10 whole/metrics.jsonl)"));
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --keep-best --out $DIR/none"), MOERT_ERROR_USAGE,
+                        "--keep-best needs held-out losses; give --eval-every");
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --early-stop 1"), MOERT_ERROR_USAGE,
+                        "--early-stop needs held-out losses; give --eval-every");
+    ASSERT_FAILS_ON_ALL(train("--steps 1 --eval-every 1 --keep-best"), MOERT_ERROR_USAGE,
+                        "--keep-best saves checkpoints; give --out");
+}
+
 TEST(test_steps_without_finite_scores_are_skipped_on_all_ranks_alike) {
     moert_status status;
     const char *text = warnings_of(

@@ -145,15 +145,20 @@ TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
         const char *name;
         /* whether the entry remains after the first and after the second pruning */
         bool first, second;
-    } rows[] = {{"step-00000003", false, false},     {"step-00000005", true, true},
-                {"step-00000010", true, true},       {"step-00000030", false, false},
-                {"step-00000002", true, false},      {"step-00000004", true, false},
-                {"step-00000007.tmp", false, false}, {"notes", true, true}};
+    } rows[] = {{"step-00000003", true, true},
+                {"step-00000001", false, false},
+                {"step-00000005", true, true},
+                {"step-00000010", true, true},
+                {"step-00000030", false, false},
+                {"step-00000002", true, false},
+                {"step-00000004", true, false},
+                {"step-00000007.tmp", false, false},
+                {"notes", true, true}};
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         ASSERT_OK(moert_make_directories(in_directory(rows[i].name)));
     for (int second = 0; second <= 1; second++) {
         ASSERT_OK(moert_checkpoint_prune(test_directory, 10,
-                                         second ? (moert_keep){2, 0} : (moert_keep){3, 2}));
+                                         second ? (moert_keep){2, 0, 3} : (moert_keep){3, 2, 3}));
         for (size_t i = 0; i < MOERT_COUNT(rows); i++)
             assert_int_equal(access(in_directory(rows[i].name), F_OK) == 0,
                              second ? rows[i].second : rows[i].first);
@@ -162,7 +167,7 @@ TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     size_t count;
     ASSERT_OK(moert_checkpoint_list(test_directory, &steps, &count));
     owned(steps, free);
-    assert_true(count == 2 && steps[0] == 10 && steps[1] == 5);
+    assert_true(count == 3 && steps[0] == 10 && steps[1] == 5 && steps[2] == 3);
 }
 
 /* ---- steps that options name ---- */
