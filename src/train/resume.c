@@ -1,6 +1,7 @@
 /* Starts a run from a checkpoint or from step 0. */
 #include "train/internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,6 +173,22 @@ static void warn_of_options(const char *path, const char *saved, const char *giv
     }
 }
 
+/* Warns if another number of steps changes the learning rate at the resume. */
+static void warn_of_rate(const moert_trainer *t, const char *path, const moert_run_state *saved) {
+    const moert_schedule *schedule = &t->options->schedule;
+    unsigned long long steps;
+    const char *line = find_option(saved->options, "--steps", strlen("--steps"));
+    if (strcmp(saved->schedule, t->state.schedule) != 0 ||
+        sscanf(line, "--steps %llu", &steps) != 1)
+        return;
+    const double before = moert_schedule_rate(schedule, saved->step, steps),
+                 now = moert_schedule_rate(schedule, saved->step, t->options->steps);
+    if (fabs(now - before) > 1e-6 * before)
+        MOERT_WARN("%s: the learning rate goes from %.3g to %.3g, since --steps stretches its "
+                   "schedule",
+                   path, before, now);
+}
+
 /* Resumes the run from a checkpoint. With options->checksums, first checks the checkpoint's bytes.
  * Collective. */
 static moert_status load(moert_trainer *t, const char *path) {
@@ -202,8 +219,10 @@ static moert_status load(moert_trainer *t, const char *path) {
     if (t->first && saved.schedule[0] != '\0' && strcmp(saved.schedule, t->state.schedule) != 0)
         MOERT_WARN("%s was trained with %s; this run goes on with %s", path, saved.schedule,
                    t->state.schedule);
-    if (t->first)
+    if (t->first) {
         warn_of_options(path, saved.options, t->state.options);
+        warn_of_rate(t, path, &saved);
+    }
     /* an older state.json lacks these texts */
     memcpy(saved.data, t->state.data, sizeof saved.data);
     memcpy(saved.split, t->state.split, sizeof saved.split);

@@ -92,6 +92,22 @@ static moert_status evaluate(moert_trainer *t, moert_metrics_row *row) {
     return row->has_test ? take_loss(t, MOERT_TEST, 2, &row->test_loss) : MOERT_OK;
 }
 
+/* Prints the held-out and test losses of the model, for a run of 0 steps. */
+static moert_status only_evaluate(moert_trainer *t) {
+    moert_metrics_row *row = &t->row;
+    MOERT_TRY(evaluate(t, row));
+    if (!t->first)
+        return MOERT_OK;
+    if (row->has_heldout)
+        printf("held-out loss %.4f\n", row->heldout_loss);
+    if (row->has_test)
+        printf("test loss %.4f\n", row->test_loss);
+    for (size_t i = 1; i <= 2; i++)
+        for (size_t k = 0; k < row->more[i].count; k++)
+            printf("%s %.4f\n", row->more[i].number[k].name, row->more[i].number[k].value);
+    return MOERT_OK;
+}
+
 static moert_status step(moert_trainer *t, bool *stopped) {
     const moert_trainer_options *o = t->options;
     const size_t rows = moert_data_describe(t->data).rows;
@@ -254,6 +270,8 @@ moert_status moert_train(moert_model *model, const moert_data *data,
     moert_stop_catch(before);
     MOERT_TRY_OR(done, begin(&t));
     const uint64_t from = t.state.step, began_ns = moert_clock_ns();
+    if (options->steps == 0 && options->replay.end == 0)
+        MOERT_TRY_OR(done, only_evaluate(&t));
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
     const double seconds = 1e-9 * (double)(moert_clock_ns() - began_ns);
     if (options->replay_gradients != NULL && !*interrupted)

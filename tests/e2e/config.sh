@@ -5,9 +5,9 @@
 . "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-train
 cat >"$tmp/options.json" <<'END'
-{"data": ["LICENSE"], "hidden": 32, "intermediate": 96, "heads": 2, "length": 64, "batch": 4, "lr": 0.0031, "steps": 4, "log-every": 0}
+{"data": ["LICENSE"], "hidden": 32, "intermediate": 96, "heads": 2, "length": 64, "batch": 4, "lr": 0.0031, "steps": 4, "log-every": 0, "eval-every": 6}
 END
-given=(--data LICENSE --hidden 32 --intermediate 96 --heads 2 --length 64 --batch 4 --lr 0.0031 --log-every 0)
+given=(--data LICENSE --eval-every 6 --hidden 32 --intermediate 96 --heads 2 --length 64 --batch 4 --lr 0.0031 --log-every 0)
 
 alone "$program" "${given[@]}" --steps 4 --out "$tmp/typed"
 verdict $? "a run whose options are typed"
@@ -25,6 +25,9 @@ ranks 2 "$program" --out "$tmp/file" --resume auto --steps 6 &&
     same_run "$tmp/typed" "$tmp/file" && diff -r "$tmp/typed/model" "$tmp/file/model" >>"$log"
 verdict $? "a resumed run takes its options from its record, on more ranks"
 
+alone "$program" --data LICENSE --model "$tmp/typed/model" --length 64 --eval-every 1 --steps 0 &&
+    has_lines "$log" "^held-out loss $(sed -nE 's/.*"heldout_loss": ([0-9]\.[0-9]{3}).*/\1/p' "$tmp/typed/metrics.jsonl" | tail -n 1)"
+verdict $? "--steps 0 --eval-every 1 evaluates a model"
 alone "$program" --config "$tmp/options.json" --steps 9 --show-config && cp "$log" "$tmp/shown.json" &&
     alone "$program" --config "$tmp/shown.json" --show-config && has_lines "$log" '"version"' &&
     grep -A 2 '"steps"' "$log" | tr -d ' \n' | grep -q '"value":9,"source":"file"'

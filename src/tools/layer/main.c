@@ -235,10 +235,10 @@ static moert_status run(moert_context *context) {
     moert_status status = run_job(&j);
     if (status == MOERT_OK)
         moert_program_say(
-            context, "layer %zu of %s: %zu tokens on %zu ranks, exchange %s, backend %s -> %s\n",
+            context, "layer %zu of %s: %zu tokens on %zu rank%s, exchange %s, backend %s -> %s\n",
             layer_index, model_path, j.tokens, moert_context_size(context),
-            moert_mesh_engine(j.mesh), moert_backend_name(moert_context_device(context)),
-            output_path);
+            moert_context_size(context) > 1 ? "s" : "", moert_mesh_engine(j.mesh),
+            moert_backend_name(moert_context_device(context)), output_path);
     clean_up(&j);
     return status;
 }

@@ -92,9 +92,9 @@ static void say_begin(const job *j) {
     const moert_model_config *config = &j->inputs.config;
     const moert_data *data = j->inputs.data.data;
     const int32_t end = moert_data_describe(data).end, made = moert_data_describe(data).end_made;
-    moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s, bf16 sums %s\n",
-                      moert_context_size(context), moert_device_name(moert_context_device(context)),
-                      moert_mesh_engine(j->mesh),
+    moert_program_say(context, "moert-train: %zu rank%s, %s, exchange %s, bf16 sums %s\n",
+                      moert_context_size(context), moert_context_size(context) > 1 ? "s" : "",
+                      moert_device_name(moert_context_device(context)), moert_mesh_engine(j->mesh),
                       moert_gemm_bf16_order(moert_context_device(context)));
     moert_train_say_fit(context, &j->memory);
     if (end >= 0)

@@ -84,6 +84,8 @@ TEST(test_a_resume_says_what_it_resumes) {
                                                   rows[i].before, rows[i].option)) == NULL)
             fail_msg("%s: '%s'", rows[i].option, text);
     }
+    ASSERT_ON_ALL(test_rank > 0 ||
+                  strstr(text, "the learning rate goes from 0.0001 to 0.000775, since --steps"));
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --experts 4"),
                         MOERT_ERROR_MISMATCH, "was made with number of experts 8, this run has 4");
     ASSERT_FAILS_ON_ALL(train("--steps 1 --out $DIR/run --resume auto --layers 1"),
