@@ -103,6 +103,18 @@ moert_status moert_file_append(const char *path, const char *text) {
     return status;
 }
 
+bool moert_is_watched(FILE *stream) {
+    char path[64];
+    if (stream == NULL || !isatty(fileno(stream)))
+        return false;
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)getppid(), fileno(stream));
+    int parent = open(path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    bool watched = parent < 0 || isatty(parent);
+    if (parent >= 0)
+        close(parent);
+    return watched;
+}
+
 void moert_close_files(int *files, size_t count) {
     for (size_t i = 0; i < count; i++) {
         if (files[i] >= 0)

@@ -3,6 +3,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "base/error.h"
@@ -31,6 +32,10 @@ moert_status moert_file_append(const char *path, const char *text);
 /* Appends bytes to an open file in one system call. If only a part could be written, removes that
  * part. ERROR_IO. */
 moert_status moert_file_append_to(const char *path, int file, const void *data, size_t bytes);
+
+/* Whether the stream is a terminal that a person sees; false for NULL. mpirun gives its ranks
+ * pseudo-terminals, so the parent's stream must be a terminal as well. */
+bool moert_is_watched(FILE *stream);
 
 /* Closes each file that is not -1, and sets it to -1. */
 void moert_close_files(int *files, size_t count);

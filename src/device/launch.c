@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "device/internal.h"
 #include "device/pocl/pocl.h"
@@ -37,6 +38,8 @@ static moert_status enqueue_first(moert_device *device, const char *program, moe
     moert_status status;
     MOERT_TRY_OR(free_key, moert_pocl_begin(key, kernel->name, &step));
     moert_phase_busy_begin();
+    if (step.compiles)
+        moert_progress_begin("compiling kernels", 0);
     status = enqueue(device, program, kernel, groups);
     const bool waits = status == MOERT_OK && !device->awaits;
     if (waits && step.compiles && step.entry.path != NULL) {
@@ -45,6 +48,10 @@ static moert_status enqueue_first(moert_device *device, const char *program, moe
             status = MOERT_CL_FAIL(device, code, kernel->name);
         MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
                     (double)(moert_clock_ns() - start) * 1e-9);
+    }
+    if (step.compiles) {
+        moert_progress_add(1);
+        moert_progress_end();
     }
     moert_phase_busy_end();
     moert_pocl_end(&step, waits && status == MOERT_OK);

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "device/cache.h"
 #include "device/internal.h"
@@ -127,10 +128,13 @@ static moert_status build_source(moert_device *device, const char *spec, const c
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, "clCreateProgramWithSource");
     moert_phase_busy_begin();
+    moert_progress_begin("compiling kernels", 0);
     code = clBuildProgram(made, 1, &device->id, options, NULL, NULL);
     if (code == CL_INVALID_BUILD_OPTIONS &&
         strncmp(options, ROUND_CORRECTLY, strlen(ROUND_CORRECTLY)) == 0)
         code = clBuildProgram(made, 1, &device->id, options + strlen(ROUND_CORRECTLY), NULL, NULL);
+    moert_progress_add(device->info.is_pocl ? 0 : 1); /* PoCL compiles kernels at their launch */
+    moert_progress_end();
     moert_phase_busy_end();
     if (code != CL_SUCCESS) {
         moert_status status = build_failed(device, made, spec, code);

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/progress.h"
 #include "base/text.h"
 
 /* The losses of each source in the last evaluation of held-out or of test data. */
@@ -144,6 +145,7 @@ static moert_status add_source(moert_evaluation *e, const moert_data *data, moer
     for (size_t first = 0; first < total; first += most) {
         const some next = {data, use, first, moert_min(most, total - first), total};
         MOERT_TRY(add(e, &next, to));
+        moert_progress_add(next.count);
     }
     return MOERT_OK;
 }
@@ -171,9 +173,11 @@ moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, d
                        /* no prepacked weights, since copies of all weights would need much
                         * memory */
                        true);
+    moert_progress_begin("evaluating sequences", o->sequences);
     const moert_status status = evaluation->parts > 0
                                     ? add_blend(evaluation, use, &all)
                                     : add_source(evaluation, o->data, use, o->sequences, &all);
+    moert_progress_end();
     moert_model_repeat(moert_run_model(o->run), false);
     MOERT_TRY(status);
     if (all.targets == 0)

@@ -25,7 +25,7 @@ struct moert_metrics {
     char *path;
     moert_event_file *events;
     bool terminal;
-    uint64_t began_ns;
+    uint64_t began_ns; /* when the metrics were opened, then when the first step ended */
 };
 
 /* Copies the complete lines of steps below `start`. Returns false if the file cannot be read to its
@@ -114,24 +114,12 @@ static moert_status open_file(moert_metrics *metrics) {
     if (!S_ISREG(info.st_mode))
         return MOERT_OK;
     MOERT_TRY(lock_file(path, metrics->file));
-    if (stat(path, &named) != 0 || named.st_ino != info.st_ino)
+    if (stat(path, &named) != 0)
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+    if (named.st_ino != info.st_ino)
         return MOERT_FAIL(ERROR_IO, "cannot write %s: another job has replaced it", path);
     metrics->made = absent;
     return prepare_file(path, metrics->options.start, &metrics->file);
-}
-
-/* Whether the console is a terminal that a person sees. mpirun gives its ranks pseudo-terminals, so
- * the parent's output must be a terminal as well. */
-static bool is_watched(FILE *console) {
-    char path[64];
-    if (console == NULL || !isatty(fileno(console)))
-        return false;
-    snprintf(path, sizeof path, "/proc/%ld/fd/1", (long)getppid());
-    int parent = open(path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
-    bool watched = parent < 0 || isatty(parent);
-    if (parent >= 0)
-        close(parent);
-    return watched;
 }
 
 moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics) {
@@ -139,7 +127,7 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     MOERT_TRY(MOERT_NEW(&made));
     made->options = *options;
     made->file = -1;
-    made->terminal = is_watched(options->console);
+    made->terminal = moert_is_watched(options->console);
     made->began_ns = moert_clock_ns();
     moert_status status = options->path != NULL ? open_file(made) : MOERT_OK;
     if (status == MOERT_OK && options->events != NULL)
@@ -247,8 +235,10 @@ static void put_bar(const moert_metrics *metrics, uint64_t done) {
     static const char full[] = "========================================";
     uint64_t start = metrics->options.start, total = metrics->options.total;
     double part = (double)done / (double)total;
+    /* the first step compiles kernels, so it tells nothing about the others */
+    const uint64_t steps = done - start > 1 ? done - start - 1 : 1;
     double spent_s = (double)(moert_clock_ns() - metrics->began_ns) * 1e-9;
-    double left_s = spent_s / (double)(done - start) * (double)(total - done);
+    double left_s = spent_s / (double)steps * (double)(total - done);
     int filled = (int)(part * WIDTH);
     fprintf(metrics->options.console, "[%.*s%-*s] %3d %%  %d:%02d left", filled, full,
             WIDTH - filled, filled < WIDTH ? ">" : "", (int)(part * 100.0), (int)(left_s / 60.0),
@@ -270,7 +260,16 @@ moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row
     if (metrics->terminal && done > options->start && done < options->total)
         put_bar(metrics, done);
     fflush(options->console);
+    if (metrics->rows == 1)
+        metrics->began_ns = moert_clock_ns();
     return MOERT_OK;
+}
+
+void moert_metrics_clear(const moert_metrics *metrics) {
+    if (metrics == NULL || !metrics->terminal)
+        return;
+    fputs("\r\033[K", metrics->options.console);
+    fflush(metrics->options.console);
 }
 
 void moert_metrics_discard(moert_metrics *metrics) {
@@ -285,10 +284,7 @@ moert_status moert_metrics_close(moert_metrics *metrics) {
     moert_status status = MOERT_OK;
     if (metrics == NULL)
         return MOERT_OK;
-    if (metrics->terminal) {
-        fputs("\r\033[K", metrics->options.console);
-        fflush(metrics->options.console);
-    }
+    moert_metrics_clear(metrics);
     if (metrics->file >= 0 && close(metrics->file) != 0)
         status = MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
     char *message = moert_error_keep();

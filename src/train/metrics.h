@@ -70,6 +70,8 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
  * ERROR_MEMORY. */
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row);
 
+/* Removes the progress bar from the terminal, so that other lines may follow. NULL is legal. */
+void moert_metrics_clear(const moert_metrics *metrics);
 /* Removes the files that moert_metrics_open has created, if they have no step. NULL is legal. */
 void moert_metrics_discard(moert_metrics *metrics);
 /* Removes the progress bar and closes the file. NULL is legal. Errors: ERROR_IO. */

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "train/checksums.h"
@@ -195,6 +196,7 @@ static moert_status load(moert_trainer *t, const char *path) {
     moert_run_state saved = {0};
     moert_manifest *manifest = NULL;
     moert_status status = MOERT_OK;
+    moert_progress_begin("reading the checkpoint", 0);
     if (t->options->checksums)
         status = moert_checksums_begin(t->world, path, &manifest);
     if (status == MOERT_OK) {
@@ -206,6 +208,7 @@ static moert_status load(moert_trainer *t, const char *path) {
     if (status == MOERT_OK)
         status = moert_checkpoint_load(t->optimizer, path, manifest);
     status = moert_checksums_finish(t->world, manifest, status);
+    moert_progress_end();
     const bool checked = manifest != NULL;
     moert_manifest_free(manifest);
     MOERT_TRY(status);

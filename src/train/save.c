@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "train/saver.h"
@@ -198,8 +199,10 @@ moert_status moert_saver_poll(moert_saver *s) {
 moert_status moert_saver_wait(moert_saver *s) {
     moert_status status = MOERT_OK;
     moert_phase_set(MOERT_PHASE_SAVE);
+    moert_progress_begin("saving", 0);
     while (s->busy)
         status = go_on(s);
+    moert_progress_end();
     return status;
 }
 

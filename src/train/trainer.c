@@ -221,6 +221,7 @@ static void say_end(const moert_trainer *t, uint64_t from, double seconds) {
     const double tokens = (double)((t->state.step - from) * o->batch * o->length);
     if (!t->first || o->replay.end > 0)
         return;
+    moert_metrics_clear(t->metrics);
     if (t->state.step > from)
         printf("trained %llu steps, %.0f tokens, in %.1f s (%.0f tokens/s with evaluations and "
                "saves)\n",

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "io/json.h"
 #include "tools/common/option_file.h"
+#include "tools/common/signs.h"
 
 void moert_program_begin(void) {
     moert_json_watch(malloc);
@@ -256,10 +257,13 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
     const bool answers = c.help || shows_version || shows_config;
     if (status == MOERT_OK && first && !answers && c.command.from_file > 0)
         say_file(&c);
+    if (status == MOERT_OK && !answers && first)
+        moert_signs_begin();
     if (status == MOERT_OK && !answers)
         status = run(program, name, world);
     else if (status == MOERT_OK && first)
         status = answer(&c, name);
+    moert_signs_end();
     if (status != MOERT_OK && first)
         complain(name, status);
     close_call(&c);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "tools/common/option_file.h"
@@ -67,10 +68,15 @@ static moert_status finish(const job *j, moert_model *model) {
 /* Loads or initializes the weights. */
 static moert_status make_weights(const job *j, moert_model *model) {
     const moert_train_options *o = j->options;
-    if (!o->reads_weights)
-        return moert_comm_agree(j->world, moert_model_initialize(model, o->trainer.seed));
-    return moert_checksums_finish(j->world, j->manifest,
-                                  moert_model_load(model, o->model_path, j->manifest));
+    moert_status status;
+    moert_progress_begin(o->reads_weights ? "reading weights" : "making weights", 0);
+    if (o->reads_weights)
+        status = moert_checksums_finish(j->world, j->manifest,
+                                        moert_model_load(model, o->model_path, j->manifest));
+    else
+        status = moert_comm_agree(j->world, moert_model_initialize(model, o->trainer.seed));
+    moert_progress_end();
+    return status;
 }
 
 /* Sets the number of slots per rank, including spare slots for experts that move. */
@@ -152,7 +158,10 @@ done:
 
 static moert_status open_data(job *j) {
     MOERT_TRY(moert_train_check_out(j->options));
-    return moert_train_open_data(j->options, &j->inputs.data);
+    moert_progress_begin("reading data", 0);
+    const moert_status status = moert_train_open_data(j->options, &j->inputs.data);
+    moert_progress_end();
+    return status;
 }
 
 /* Opens the inputs, creates the mesh, locks the directories, and trains. */
