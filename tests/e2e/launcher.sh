@@ -4,7 +4,7 @@
 # the options of both.
 . "$(dirname "$0")/../support/e2e.sh"
 small=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 32 --batch 4)
-unset SLURM_JOB_NODELIST
+unset SLURM_JOB_NODELIST PBS_NODEFILE LSB_DJOB_HOSTFILE LSB_HOSTS
 export OMPI_MCA_ess_singleton_isolated=1
 
 refused 2 '^train: unknown option --npp; ' "an option that neither launch/train nor moert-train knows" logged launch/train --npp 2 --steps 3
@@ -23,6 +23,29 @@ logged launch/train --version && has_lines "$log" '^moert-train [0-9.]+, commit'
 verdict $? "launch/train --version"
 logged launch/train --np=2 --program="$bin/moert-train" "${small[@]}" --steps=1 && has_lines "$log" '^moert-train: 2 ranks'
 verdict $? "options of the launcher take =, and -- may be left out"
+
+# ---- the hosts of an allocation, by a stand-in for mpirun that prints its file of hosts ----
+
+cat >"$tmp/mpirun" <<'END'
+#!/bin/bash
+[ "$1" != --version ] || { echo 'mpirun (Open MPI) 4.1.4'; exit; }
+while [ $# -gt 0 ]; do [ "$1" != --hostfile ] || cat "$2"; shift; done
+END
+chmod +x "$tmp/mpirun"
+printf '%s\n' localhost "$HOSTNAME" localhost >"$tmp/nodes"
+allocated() { # VARIABLE=VALUE...: all launch scripts take the hosts and slots of this allocation
+    local script
+    for script in "launch/train --steps 1" "launch/preflight --seconds 1"; do
+        logged env MPIRUN="$tmp/mpirun" "$@" $script && [ "$(cat "$log")" = "localhost slots=2"$'\n'"$HOSTNAME slots=1" ] || return 1
+    done
+}
+allocated PBS_NODEFILE="$tmp/nodes"
+verdict $? "the hosts of PBS"
+allocated LSB_DJOB_HOSTFILE="$tmp/nodes" && allocated LSB_HOSTS="localhost localhost $HOSTNAME"
+verdict $? "the hosts of LSF"
+echo 'localhost slots=7' >"$tmp/own"
+logged env MPIRUN="$tmp/mpirun" PBS_NODEFILE="$tmp/nodes" launch/train --hosts "$tmp/own" --steps 1 && has_lines "$log" '^localhost slots=7$'
+verdict $? "--hosts takes precedence"
 
 stop() { # stops a training of 2 ranks that is in progress
     launch/train --np 2 -- "${small[@]}" --steps 100000 --log-every 0 --out "$tmp/run" >"$tmp/said" 2>&1 &
