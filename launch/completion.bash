@@ -20,5 +20,5 @@ moert_complete() {
     fi
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
-complete -o default -F moert_complete moert-train moert-layer moert-op moert-info moert-report moert-tune moert-preflight moert-launch \
+complete -o default -F moert_complete moert-train moert-layer moert-op moert-info moert-report moert-tune moert-preflight moert-generate moert-launch \
     launch/train launch/stop launch/preflight launch/scaling

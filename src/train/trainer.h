@@ -111,16 +111,3 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data,
  * writes them to a safetensors file. Collective. */
 moert_status moert_train_logits(moert_model *model, const moert_data *data,
                                 const moert_trainer_options *options, const char *path);
-
-/*
- * Continues `prompt` by `count` bytes. A byte-level model draws each byte at `temperature`, from at
- * most the last `length` bytes before it. All ranks get the new bytes in text[count + 1].
- * Collective.
- */
-typedef struct moert_sampling {
-    size_t count, length;
-    double temperature;
-    uint64_t seed;
-} moert_sampling;
-moert_status moert_sample_text(moert_model *model, const moert_sampling *how, const char *prompt,
-                               char *text);

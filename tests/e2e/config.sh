@@ -40,7 +40,7 @@ refused 2 "give one \($tmp/typed/run.json gives options, too\)" "an option that 
 refused 1 "cannot open|No such file" "a file that is not there" alone "$program" --config "$tmp/none.json"
 version() {
     local each
-    for each in "$bin"/moert-{train,info,layer,op,tune,preflight,report}; do
+    for each in "$bin"/moert-{train,generate,info,layer,op,tune,preflight,report}; do
         alone "$each" --version && grep -Eq "^${each##*/} [0-9.]+, commit [0-9a-f]{7}" "$log" || { echo "$each" >>"$log"; return 1; }
     done
 }

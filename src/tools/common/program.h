@@ -33,8 +33,8 @@ typedef struct moert_program {
 } moert_program;
 
 /* The programs whose error messages for bad options a unit test collects. */
-extern const moert_program moert_layer_program, moert_op_program, moert_train_program,
-    moert_tune_program;
+extern const moert_program moert_generate_program, moert_layer_program, moert_op_program,
+    moert_train_program, moert_tune_program;
 
 /* Runs the program and returns main's exit code. Fails if ranks differ in options, or in variables
  * that must be equal on all ranks. */

@@ -7,14 +7,13 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "tools/common/bytes.h"
 #include "tools/common/option_file.h"
 #include "tools/common/program.h"
 #include "tools/train/directories.h"
 #include "tools/train/inputs.h"
 #include "tools/train/memory.h"
 #include "train/checksums.h"
-
-enum { SAMPLE_LIMIT = 100000 };
 
 typedef struct job {
     moert_context *context;
@@ -27,26 +26,24 @@ typedef struct job {
     char *record;
 } job;
 
+/* Prints a text that the model generates, byte by byte. */
 static moert_status show_sample(const job *j, moert_model *model) {
     const moert_train_options *o = j->options;
-    static char text[SAMPLE_LIMIT + 1];
-    if (o->sample_bytes == 0)
-        return MOERT_OK;
-    const moert_sampling how = {o->sample_bytes, o->trainer.length, o->temperature,
-                                o->trainer.seed};
-    MOERT_TRY(moert_sample_text(model, &how, o->prompt, text));
-    for (char *c = text; *c != '\0'; c++)
-        if ((unsigned char)*c < 32 && *c != '\n' && *c != '\t')
-            *c = '?';
-    moert_program_say(j->context, "\nsample: %s%s\n\n", o->prompt, text);
-    return MOERT_OK;
+    const moert_sampling how = {
+        .temperature = o->temperature, .top_p = 1.0, .seed = o->trainer.seed};
+    moert_program_say(j->context, "\nsample: %s", o->prompt);
+    const moert_status status = moert_generate_bytes(j->context, model, &how, o->trainer.length,
+                                                     o->prompt, o->sample_bytes);
+    moert_program_say(j->context, "\n\n");
+    return status;
 }
 
 /* Prints a sample of generated text, and saves the model in Hugging Face form. Prints the paths of
  * the run's files. */
 static moert_status finish(const job *j, moert_model *model) {
     const moert_train_options *o = j->options;
-    MOERT_TRY(show_sample(j, model));
+    if (o->sample_bytes > 0)
+        MOERT_TRY(show_sample(j, model));
     if (o->trainer.metrics != NULL)
         moert_program_say(j->context, "metrics %s\n", o->trainer.metrics);
     if (o->trainer.out == NULL)

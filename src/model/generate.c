@@ -1,0 +1,160 @@
+/* Generates tokens: a forward for each token, whose logits one rank has, and a draw. */
+#include "model/generate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/elementary.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "model/internal.h"
+
+/* Stream of random numbers for the draws. */
+enum { STREAM = 0x53414D50 };
+
+struct moert_generation {
+    moert_model *model;
+    moert_run *run;
+    moert_sampling how;
+    size_t window;
+    int32_t *text; /* [count], with room for `room` tokens */
+    size_t count, room;
+    float *logits;  /* [vocabulary] */
+    int32_t *order; /* [vocabulary] */
+};
+
+/* ---- drawing a token ---- */
+
+static _Thread_local const float *sorted; /* the logits that compare() reads */
+
+static int compare(const void *left, const void *right) {
+    const int32_t a = *(const int32_t *)left, b = *(const int32_t *)right;
+    if (sorted[a] != sorted[b])
+        return sorted[a] > sorted[b] ? -1 : 1;
+    return (a > b) - (a < b);
+}
+
+static int ascending(const void *left, const void *right) {
+    const int32_t a = *(const int32_t *)left, b = *(const int32_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* A token's probability, relative to the most likely token. */
+static double weight_of(const moert_sampling *how, float logit, double largest) {
+    return moert_exp(((double)logit - largest) / how->temperature);
+}
+
+/* order[...] = the tokens that can be drawn, in ascending order. Returns their number. */
+static size_t choose(const moert_sampling *how, const float *logits, size_t count, double largest,
+                     int32_t *order) {
+    size_t kept = count;
+    for (size_t i = 0; i < count; i++)
+        order[i] = (int32_t)i;
+    if (how->top_k == 0 && how->top_p >= 1.0)
+        return count;
+    sorted = logits;
+    qsort(order, count, sizeof *order, compare);
+    if (how->top_k > 0)
+        kept = moert_min(kept, how->top_k);
+    double sum = 0.0, so_far = 0.0;
+    for (size_t i = 0; i < kept; i++)
+        sum += weight_of(how, logits[order[i]], largest);
+    for (size_t i = 0; i < kept && how->top_p < 1.0; i++) {
+        so_far += weight_of(how, logits[order[i]], largest);
+        if (so_far >= how->top_p * sum)
+            kept = i + 1;
+    }
+    qsort(order, kept, sizeof *order, ascending);
+    return kept;
+}
+
+int32_t moert_sample_token(const moert_sampling *how, const float *logits, size_t count,
+                           double uniform, int32_t *order) {
+    size_t best = 0;
+    double sum = 0.0, at = 0.0;
+    for (size_t i = 1; i < count; i++)
+        best = logits[i] > logits[best] ? i : best;
+    if (how->temperature == 0.0)
+        return (int32_t)best;
+    const double largest = (double)logits[best];
+    const size_t kept = choose(how, logits, count, largest, order);
+    for (size_t i = 0; i < kept; i++)
+        sum += weight_of(how, logits[order[i]], largest);
+    for (size_t i = 0; i + 1 < kept; i++) {
+        at += weight_of(how, logits[order[i]], largest) / sum;
+        if (uniform < at)
+            return order[i];
+    }
+    return order[kept - 1];
+}
+
+/* ---- a text ---- */
+
+moert_status moert_generation_create(moert_model *model, const moert_sampling *how, size_t window,
+                                     moert_generation **generation) {
+    const size_t vocabulary = moert_model_describe(model)->vocabulary;
+    moert_generation *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->model = model;
+    made->how = *how;
+    made->window = window;
+    MOERT_TRY_OR(undo, moert_run_create(model, &made->run));
+    MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&made->logits, vocabulary));
+    MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&made->order, vocabulary));
+    *generation = made;
+    return MOERT_OK;
+undo:
+    moert_generation_destroy(made);
+    return status;
+}
+
+void moert_generation_destroy(moert_generation *g) {
+    if (g == NULL)
+        return;
+    moert_run_destroy(g->run);
+    MOERT_FREE(g->text, g->logits, g->order, g);
+}
+
+static moert_status append(moert_generation *g, int32_t token) {
+    MOERT_TRY(MOERT_GROW(&g->text, &g->room, g->count + 1));
+    g->text[g->count++] = token;
+    return MOERT_OK;
+}
+
+moert_status moert_generation_begin(moert_generation *g, const int32_t *tokens, size_t count) {
+    const size_t vocabulary = moert_model_describe(g->model)->vocabulary;
+    if (count == 0)
+        return MOERT_FAIL(ERROR_USAGE, "a text begins with at least one token");
+    g->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || (size_t)tokens[i] >= vocabulary)
+            return MOERT_FAIL(ERROR_USAGE, "token %zu of the text is %d; expected 0..%zu", i,
+                              (int)tokens[i], vocabulary - 1);
+        MOERT_TRY(append(g, tokens[i]));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_generation_next(moert_generation *g, int32_t *token) {
+    moert_comm *world = moert_model_mesh(g->model)->world;
+    const size_t vocabulary = moert_model_describe(g->model)->vocabulary,
+                 seen = moert_min(g->count, g->window), ranks = moert_comm_size(world);
+    const moert_model_batch batch = {.total_sequences = 1,
+                                     .length = seen,
+                                     .input = g->text + g->count - seen,
+                                     .forward_only = true};
+    size_t first, count;
+    moert_status status = MOERT_OK;
+    moert_model_partition(1, moert_comm_rank(world), ranks, &first, &count);
+    MOERT_TRY(moert_run_forward(g->run, &batch));
+    if (count == 1) /* this rank has the sequence */
+        status = moert_run_logits(g->run, seen - 1, g->logits);
+    MOERT_TRY(moert_comm_agree(world, status));
+    if (count == 1)
+        *token = moert_sample_token(&g->how, g->logits, vocabulary,
+                                    moert_rng_uniform(g->how.seed, STREAM, g->count), g->order);
+    MOERT_TRY(moert_comm_broadcast(world, ranks - 1, token, sizeof *token));
+    return append(g, *token);
+}

@@ -1,0 +1,37 @@
+/*
+ * Generates tokens with a model, one after the other. Each token needs a forward of all tokens
+ * before it. The tokens are the same on any number of ranks.
+ */
+#pragma once
+
+#include "model/model.h"
+
+/* How a token is drawn from its logits. */
+typedef struct moert_sampling {
+    double temperature; /* logits are divided by it; 0: the token with the largest logit */
+    size_t top_k;       /* only the tokens with the largest logits can be drawn; 0 = all */
+    /* only the fewest tokens that together have at least this probability can be drawn, after
+     * top_k; 1 = all */
+    double top_p;
+    uint64_t seed;
+} moert_sampling;
+
+/* Draws one of `count` tokens; `uniform` is a random number in [0, 1). Of tokens with equal logits,
+ * the one with the smaller number comes first. order[count] is scratch. */
+int32_t moert_sample_token(const moert_sampling *how, const float *logits, size_t count,
+                           double uniform, int32_t *order);
+
+/* A text in progress. */
+typedef struct moert_generation moert_generation;
+/* The model sees at most the last `window` tokens. The model must outlive *generation. Errors:
+ * ERROR_MEMORY. Not collective. */
+moert_status moert_generation_create(moert_model *model, const moert_sampling *how, size_t window,
+                                     moert_generation **generation);
+void moert_generation_destroy(moert_generation *generation); /* NULL is legal */
+
+/* Begins a new text with these tokens, the same on all ranks. ERROR_USAGE: no token, or one outside
+ * of the vocabulary. Not collective. */
+moert_status moert_generation_begin(moert_generation *generation, const int32_t *tokens,
+                                    size_t count);
+/* Draws the next token, and appends it to the text. Collective. */
+moert_status moert_generation_next(moert_generation *generation, int32_t *token);
