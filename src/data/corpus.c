@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -48,6 +49,20 @@ static int is_child(const struct dirent *entry) {
 
 static moert_status add_directory(moert_corpus *corpus, const char *path);
 
+/* Adds a file of a directory. Refuses a Megatron dataset, whose tokens are not text. */
+static moert_status add_text(moert_corpus *corpus, const char *path) {
+    const size_t stem = strlen(path) - strlen(".bin");
+    bool indexed = false;
+    if (moert_text_ends_with(path, ".bin"))
+        MOERT_TRY(moert_file_exists(&indexed, "%.*s.idx", (int)stem, path));
+    if (indexed)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s and its .idx are a Megatron dataset in a directory of text; give "
+                          "--data %.*s, or move the two files elsewhere",
+                          path, (int)stem, path);
+    return add_file(corpus, path);
+}
+
 static moert_status add_child(moert_corpus *corpus, const char *directory, const char *name) {
     struct stat about;
     moert_status status = MOERT_OK;
@@ -59,7 +74,7 @@ static moert_status add_child(moert_corpus *corpus, const char *directory, const
     else if (S_ISDIR(about.st_mode))
         status = add_directory(corpus, path);
     else if (S_ISREG(about.st_mode))
-        status = add_file(corpus, path);
+        status = add_text(corpus, path);
     else
         MOERT_DEBUG("skipping %s: a link or special file", path);
     free(path);

@@ -161,6 +161,19 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                       directory, (unsigned long long)newest);
 }
 
+/* Fails if --resume names a checkpoint that does not exist. */
+static moert_status check_exists(const moert_trainer *t) {
+    const char *path = t->options->checkpoint;
+    bool there = true;
+    if (t->options->resume == MOERT_RESUME_PATH)
+        MOERT_TRY(moert_file_exists(&there, "%s", path));
+    return there ? MOERT_OK
+                 : MOERT_FAIL(ERROR_IO,
+                              "--resume %s: there is no such checkpoint; --resume auto takes the "
+                              "newest",
+                              path);
+}
+
 /* Warns about each option "--name value\n" of the checkpoint whose value differs in this run. Older
  * checkpoints have no options. */
 static void warn_of_options(const char *path, const char *saved, const char *given) {
@@ -279,7 +292,8 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     const char *directory = t->checkpoints;
     uint64_t *steps = NULL;
     size_t count = 0;
-    moert_status status = MOERT_OK;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(t->world, t->first ? check_exists(t) : MOERT_OK));
     if (directory != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, directory, &steps, &count));
     if (t->options->save_dir != NULL && count == 0 && !replays)

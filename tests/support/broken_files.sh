@@ -21,6 +21,7 @@ tensors() {
 }
 
 mkdir "$work/none"
+mkdir "$work/dataset" && : >"$work/dataset/tokens.bin" && : >"$work/dataset/tokens.idx"
 echo '{"LICENSE": "half"}' >"$work/half.json"
 echo '{"docs": 0.5, "docs": 0.5}' >"$work/twice.json"
 
