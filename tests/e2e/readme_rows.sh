@@ -32,6 +32,12 @@ while IFS= read -r command <&3; do
         logged bash -c "$command" && has_lines "$log" '^page    build/quickstart/report\.html$' && grep -q '"profile":{"steps":298,' build/quickstart/report.html
         verdict $? "$command, with its page"
         ;;
+    launch/stop*) # stops a training like that of the first row
+        launch/train --np 2 -- --data DIRECTORY --out runs/first --overwrite >"$log" 2>&1 &
+        for ((i = 0; i < 600; i++)); do [ "$(head -c 12 runs/first/metrics.jsonl)" = '{"step": 0, ' ] && [ -e runs/first/.lock ] && break || sleep 0.1; done
+        bash -c "$command" >>"$log" 2>&1 && wait $! && has_lines "$log" '^stopped by a signal'
+        verdict $? "$command"
+        ;;
     launch/preflight*) # other programs may make a rank slow
         logged bash -c "$command" || grep -q ': slow: ' "$log"
         verdict $? "$command"
