@@ -36,6 +36,8 @@ static moert_status append(words *all, char *word) {
 static moert_status append_value(words *all, const char *path, const char *name,
                                  const json_t *value) {
     char number[32];
+    if (value == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: the record of '%s' has no 'value'", path, name);
     switch (json_typeof(value)) {
     case JSON_NULL:
         return MOERT_OK;
@@ -86,11 +88,16 @@ static json_t *find_record(const json_t *root) {
     return json_is_object(options) ? options : NULL;
 }
 
-static bool is_argument(const moert_command *command, const char *name) {
+/* Appends the words of an option, unless the arguments give the option. An unknown name becomes a
+ * word that moert_options_parse refuses. */
+static moert_status append_option(words *all, const char *path, const moert_command *command,
+                                  const char *name, const json_t *value) {
     for (size_t i = 0; i < command->count; i++)
         if (command->table[i].name != NULL && strcmp(command->table[i].name, name) == 0)
-            return moert_options_given(command, command->table[i].target, 1) != NULL;
-    return false;
+            return moert_options_given(command, command->table[i].target, 1) != NULL
+                       ? MOERT_OK
+                       : append_value(all, path, name, value);
+    return append(all, moert_text_format("--%s=", name));
 }
 
 /* Appends the file's options, and checks them as if no argument were given. */
@@ -105,9 +112,9 @@ static moert_status append_file(const char *path, const char *const *once,
     options = record != NULL ? find_record(root) : root;
     json_object_foreach(options, name, value) {
         const bool wanted = record == NULL || (was_given(value) && !is_one_of(name, once));
-        if (status == MOERT_OK && wanted && !is_argument(command, name))
-            status = append_value(all, path, name,
-                                  record == NULL ? value : json_object_get(value, "value"));
+        if (status == MOERT_OK && wanted)
+            status = append_option(all, path, command, name,
+                                   record == NULL ? value : json_object_get(value, "value"));
     }
     json_decref(root);
     MOERT_TRY(status);

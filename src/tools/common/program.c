@@ -75,8 +75,7 @@ static const moert_option standard[] = {
     {.help = "Every program"},
     {"config", MOERT_OPTION_STRING, &config_path, NULL, "FILE",
      "file with options in JSON, such as {\"steps\": 100, \"data\": [\"a\", \"b\"]}, or the "
-     "run.json of "
-     "a run; options of the command line take precedence"},
+     "run.json of a run; options of the command line take precedence"},
     {"show-config", MOERT_OPTION_FLAG, &shows_config, NULL, NULL,
      "show the values of all options, and where they come from, in JSON that --config reads"},
     {"version", MOERT_OPTION_FLAG, &shows_version, NULL, NULL,
