@@ -37,6 +37,9 @@ refused 2 'wrong-options.json: unknown option --stesp; did you mean --steps\?' "
     alone "$program" --config "$tmp/wrong-options.json"
 refused 2 "give one \($tmp/typed/run.json gives options, too\)" "an option that contradicts one of the file" \
     alone "$program" --config "$tmp/typed/run.json" --out "$tmp/other" --split 9,1 --held-out 0.1
+ranks 2 "$program" "${given[@]}" --ep 1 --steps 2 --out "$tmp/groups"
+refused 2 "3 ranks cannot form groups of 2.*; EP must divide the number of ranks \($tmp/groups/run.json gives options, too\)" "an EP of the record on other ranks" \
+    ranks 3 "$program" --out "$tmp/groups" --resume auto --ep 2
 refused 1 "cannot open|No such file" "a file that is not there" alone "$program" --config "$tmp/none.json"
 version() {
     local each

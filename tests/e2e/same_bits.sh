@@ -201,7 +201,7 @@ pair() { # RANKS ENGINE PRECISION DENSE DISPATCH COMBINE FORM MICRO EXPERTS RECO
     MOERT_SYNC=${12} MOERT_PUSH=${13} train_steps "$run" "$1" "$2" 4 "${same[@]}" "${free[@]}" --save-every 2 || return
     if [ "${15}" = yes ]; then
         rm -r "$all/$run/checkpoints"/*4 || return
-        MOERT_LOG=info train_steps "$run" $other window 4 "${same[@]}" --resume auto && has_lines "$log" 'resumed from .* at step 2' || return
+        MOERT_LOG=info train_steps "$run" $other window 4 "${same[@]}" --ep 0 --resume auto && has_lines "$log" 'resumed from .* at step 2' || return
     fi
     [ "$9" != move ] || has_lines "$all/$run/metrics.jsonl" '"moved_experts": [1-9]' || return
     rm -r "$all/$run/checkpoints"/*2 && same_run "$all/$run-1" "$all/$run"

@@ -135,17 +135,20 @@ static moert_status parse(call *c) {
     return moert_options_parse(c->table, c->count, c->command.argc, c->command.argv, &c->help);
 }
 
-/* Checks the parsed options. The message of a failure tells that a file has given some of them. */
-static moert_status check(const call *c) {
-    if (c->program->check == NULL || c->help || shows_version)
-        return MOERT_OK;
-    const moert_status status = c->program->check(&c->command);
+/* Adds to the message about wrong options that a file has given some of them. */
+static moert_status hint_at_file(const call *c, moert_status status) {
     if (status == MOERT_ERROR_USAGE && c->command.from_file > 0) {
         char *why = moert_error_keep();
         MOERT_FAIL(ERROR_USAGE, "%s (%s gives options, too)", why != NULL ? why : "", c->file);
         free(why);
     }
     return status;
+}
+
+static moert_status check(const call *c) {
+    if (c->program->check == NULL || c->help || shows_version)
+        return MOERT_OK;
+    return hint_at_file(c, c->program->check(&c->command));
 }
 
 /* Like moert_comm_agree. But if all ranks have failed, each rank keeps its own error message, which
@@ -259,7 +262,7 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
     if (status == MOERT_OK && !answers && first)
         moert_signs_begin();
     if (status == MOERT_OK && !answers)
-        status = run(program, name, world);
+        status = hint_at_file(&c, run(program, name, world));
     else if (status == MOERT_OK && first)
         status = answer(&c, name);
     moert_signs_end();
