@@ -253,8 +253,17 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
                         to.count);
 }
 
-static moert_status run_part(const void *gemm, unsigned units, moert_buffer *counts) {
-    return run_wgmma(gemm, units, counts);
+/* A GEMM with what it points to, which may be gone when spared units help with it. */
+typedef struct whole_gemm {
+    moert_gemm gemm;
+    moert_gemm_more more;
+} whole_gemm;
+
+static moert_status run_part(const void *work, unsigned units, moert_buffer *counts) {
+    const whole_gemm *whole = work;
+    moert_gemm gemm = whole->gemm;
+    gemm.more = &whole->more;
+    return run_wgmma(&gemm, units, counts);
 }
 
 static moert_status run_mma(const moert_gemm *gemm) {
@@ -286,7 +295,9 @@ moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts) {
     moert_device *device = moert_buffer_device(moert_nvidia_result_operand(gemm).buffer);
     if (!moert_nvidia_uses_wgmma(device))
         return run_mma(gemm);
-    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_nvidia_is_quantized(gemm))
-        return moert_device_share(device, run_part, gemm, sizeof *gemm);
+    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_nvidia_is_quantized(gemm)) {
+        const whole_gemm whole = {*gemm, *gemm->more};
+        return moert_device_share(device, run_part, &whole, sizeof whole);
+    }
     return run_wgmma(gemm, moert_device_units(device), counts);
 }

@@ -223,12 +223,18 @@ static moert_glu upload_glu(const problem *p, const way *by, const ops_bytes *da
 
 /* Launches the GEMM in one or more calls, and waits for the calls on the second queue. */
 static void launch(const problem *p, const way *by, moert_gemm *gemm) {
+    const moert_gemm_more *const given = gemm->more;
+    moert_gemm_more more = given != NULL ? *given : (moert_gemm_more){.row_multiple = 0};
+    gemm->more = &more;
     moert_device_reserve_units(test_device, by->spared);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         if (by->parts)
             take_part(p, g, &gemm->groups);
         ASSERT_OK(moert_gemm_run(gemm));
     }
+    /* spared units must not read what the caller may have freed */
+    memset(&more, 0xFF, sizeof more);
+    gemm->more = given;
     ASSERT_OK(moert_device_use_queue(test_device, true));
     ASSERT_OK(moert_device_run_shared(test_device));
     ASSERT_OK(moert_device_use_queue(test_device, false));
