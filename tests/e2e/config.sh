@@ -37,8 +37,10 @@ refused 2 'wrong-options.json: unknown option --stesp; did you mean --steps\?' "
     alone "$program" --config "$tmp/wrong-options.json"
 refused 2 "give one \($tmp/typed/run.json gives options, too\)" "an option that contradicts one of the file" \
     alone "$program" --config "$tmp/typed/run.json" --out "$tmp/other" --split 9,1 --held-out 0.1
-ranks 2 "$program" "${given[@]}" --ep 1 --steps 2 --out "$tmp/groups"
-refused 2 "3 ranks cannot form groups of 2.*; EP must divide the number of ranks \($tmp/groups/run.json gives options, too\)" "an EP of the record on other ranks" \
+ranks 2 "$program" "${given[@]}" --ep 2 --steps 2 --out "$tmp/groups" && ranks 3 "$program" --out "$tmp/groups" --resume auto --steps 3 &&
+    has_lines "$log" '--ep 2 of the file of options does not divide 3 ranks; all ranks share one set of experts'
+verdict $? "an --ep of the record that does not divide the ranks is left out"
+refused 2 "3 ranks cannot form groups of 2.*\($tmp/groups/run.json gives options, too\)" "an --ep that is given must divide the ranks" \
     ranks 3 "$program" --out "$tmp/groups" --resume auto --ep 2
 refused 1 "cannot open|No such file" "a file that is not there" alone "$program" --config "$tmp/none.json"
 version() {

@@ -198,13 +198,10 @@ static bool is_derived(const moert_option *option) {
 
 /* The source of an option's value. If several options set one field, they have the same source. */
 static const char *source_of(const moert_option *option, const moert_command *command) {
-    moert_command arguments = *command;
-    arguments.argc -= (int)command->from_file;
-    arguments.argv += command->from_file;
-    if (moert_options_given(&arguments, option->target, 1) != NULL)
-        return "given";
-    if (moert_options_given(command, option->target, 1) != NULL)
+    if (moert_options_of_file(command, option->target, 1))
         return "file";
+    if (moert_options_given(command, option->target, 1) != NULL)
+        return "given";
     return is_derived(option) ? "derived" : "default";
 }
 

@@ -163,6 +163,14 @@ const char *moert_options_given(const moert_command *command, const void *object
     return NULL;
 }
 
+bool moert_options_of_file(const moert_command *command, const void *object, size_t bytes) {
+    moert_command arguments = *command;
+    arguments.argc -= (int)command->from_file;
+    arguments.argv += command->from_file;
+    return moert_options_given(&arguments, object, bytes) == NULL &&
+           moert_options_given(command, object, bytes) != NULL;
+}
+
 /* Stores the value for "not given" in the target of an option without a default. */
 static void unset(const moert_option *option) {
     switch (option->type) {

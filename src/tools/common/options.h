@@ -129,6 +129,9 @@ typedef struct moert_command {
  * does. */
 const char *moert_options_given(const moert_command *command, const void *object, size_t bytes);
 
+/* Whether a file, and no argument, has given an option whose target lies in object[bytes]. */
+bool moert_options_of_file(const moert_command *command, const void *object, size_t bytes);
+
 /* The value of an option as text, which may lie in buffer[bytes] (64 bytes suffice); NULL if the
  * option is not given or is an unset flag. The option must not be a LIST. */
 const char *moert_option_text(const moert_option *option, char *buffer, size_t bytes);

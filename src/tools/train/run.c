@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/progress.h"
 #include "base/text.h"
@@ -161,10 +162,26 @@ static moert_status open_data(job *j) {
     return status;
 }
 
+/* Leaves out an --ep of a file, such as the record of a run on more ranks, that does not divide the
+ * number of ranks. */
+static void fit_groups(const job *j) {
+    moert_train_options *o = j->options;
+    const size_t ranks = moert_context_size(j->context);
+    if (o->ep == 0 || ranks % o->ep == 0 ||
+        !moert_options_of_file(&o->command, &o->ep, sizeof o->ep))
+        return;
+    if (moert_context_rank(j->context) == 0)
+        MOERT_WARN("--ep %zu of the file of options does not divide %zu rank%s; all ranks share "
+                   "one set of experts",
+                   o->ep, ranks, ranks > 1 ? "s" : "");
+    o->ep = 0;
+}
+
 /* Opens the inputs, creates the mesh, locks the directories, and trains. */
 static moert_status run(job *j, moert_lock *locks[2]) {
     moert_train_options *o = j->options;
     moert_train_inputs *inputs = &j->inputs;
+    fit_groups(j);
     MOERT_TRY(moert_comm_agree(j->world, open_data(j)));
     if (o->reads_weights && o->trainer.checksums)
         MOERT_TRY(moert_checksums_begin(j->world, o->model_path, &j->manifest));
