@@ -3,16 +3,17 @@
 # zsh: autoload -U +X compinit bashcompinit && compinit && bashcompinit && source completion.bash
 declare -A moert_help
 moert_complete() {
-    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} key=$1 train='' words
+    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} program=("$1") train='' words
     case ${1##*/} in # these have commands, each with options of its own
-    moert-launch | moert-op) [ "$COMP_CWORD" -eq 1 ] || key="$1 ${COMP_WORDS[1]}" ;;
+    moert-launch | moert-op) [ "$COMP_CWORD" -eq 1 ] || program+=("${COMP_WORDS[1]}") ;;
     esac
+    local key=${program[*]}
     case $key in # launch/train also takes the options of moert-train
     */train) train=$(dirname "$key")/../build/bin/moert-train ;;
     *moert-launch\ train) train=moert-train ;;
     esac
     if [ -z "${moert_help[$key]+known}" ]; then
-        moert_help[$key]=$(eval "$key --help" 2>/dev/null; [ -z "$train" ] || "$train" --help 2>/dev/null)
+        moert_help[$key]=$("${program[@]}" --help 2>/dev/null; [ -z "$train" ] || "$train" --help 2>/dev/null)
     fi
     words=$(sed -nE "s#^  $previous ([^ ]*\|[^ ]*).*#\1#p" <<<"${moert_help[$key]}" | tr '|' '\n' | grep -v '[A-Z]')
     if [ -z "$words" ] && { [ "$COMP_CWORD" -eq 1 ] || [ "${word#-}" != "$word" ]; }; then

@@ -103,14 +103,13 @@ static moert_status append_option(words *all, const char *path, const moert_comm
 /* Appends the file's options, and checks them as if no argument were given. */
 static moert_status append_file(const char *path, const char *const *once,
                                 const moert_command *command, words *all) {
-    json_t *root, *options, *value;
+    json_t *root, *value;
     const char *name;
     bool help;
     MOERT_TRY(moert_json_read(path, "the file of options", LIMIT_BYTES, &root));
     moert_status status = MOERT_OK;
-    const json_t *record = find_record(root);
-    options = record != NULL ? find_record(root) : root;
-    json_object_foreach(options, name, value) {
+    json_t *const record = find_record(root);
+    json_object_foreach(record != NULL ? record : root, name, value) {
         const bool wanted = record == NULL || (was_given(value) && !is_one_of(name, once));
         if (status == MOERT_OK && wanted)
             status = append_option(all, path, command, name,

@@ -250,7 +250,9 @@ int moert_program_main(const moert_program *described, int argc, char **argv) {
         status = moert_comm_create(moert_comm_world(), &world);
     if (status != MOERT_OK)
         return end_early(name, status);
-    status = moert_first(check_launcher(world), open_call(program, argc, argv, &c));
+    status = open_call(program, argc, argv, &c);
+    if (status == MOERT_OK)
+        status = check_launcher(world);
     if (status == MOERT_OK)
         status = take_options(&c, world);
     if (status == MOERT_ERROR_COMM)
