@@ -82,7 +82,9 @@ typedef struct moert_checked_update {
 typedef struct moert_check_times {
     double all, spent, last; /* time of all steps; time of all checks; time of the last check */
     double plain;            /* estimated time of a step that is not checked */
-    size_t steps, checked, mismatches;
+    double checked_s;        /* time of all steps that were checked */
+    double plain_s;          /* time of all other steps but the first */
+    size_t steps, checked, plains, mismatches; /* `plains` steps took `plain_s` */
 } moert_check_times;
 
 typedef struct moert_cross_check {
