@@ -23,7 +23,8 @@ typedef struct moert_device_info {
                              several allocations */
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
-    bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and using it is faster */
+    bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16) */
+    bool bf16_dot_pays; /* vdpbf16ps is faster than two fma, also if memory is not the limit */
     bool has_tiles;     /* the CPU has AMX with bf16, and GEMMs may use it */
     bool is_simulator;  /* Oclgrind: kernels can access only OpenCL buffers */
     bool gpu_form;      /* kernels in GPU form: 32 work-items per row (kernels/lib/common.h) */

@@ -38,15 +38,22 @@ typedef struct device_table {
     size_t count;
 } device_table;
 
-/* OpenCL does not report the instructions of a CPU device, so this function tests the CPU on which
- * it runs. Intel's CPUs take two cycles for vdpbf16ps. On Intel's CPUs, two fma in place of one
- * vdpbf16ps were as fast with few rows and up to a quarter faster with many rows
- * (bench/results/cpu/bf16-intel-2026-11-22.txt). At the time of this measurement, every GEMM still
- * widened its bf16 pairs itself. */
+/* OpenCL does not report the instructions of a CPU device, so these functions test the CPU on which
+ * they run. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
-           !__builtin_cpu_is("intel");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+/* Intel's CPUs take two cycles for vdpbf16ps. On Intel's CPUs, two fma in place of one vdpbf16ps
+ * were up to a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt). At the
+ * time of this measurement, every GEMM still widened its bf16 pairs itself. */
+static bool cpu_bf16_dot_pays(void) {
+#if defined(__x86_64__)
+    return !__builtin_cpu_is("intel");
 #else
     return false;
 #endif
@@ -67,6 +74,14 @@ bool moert_cpu_has_tiles(void) {
 #else
     return false;
 #endif
+}
+
+/* Finds instructions that need assembly; PoCL is the only driver for CPUs that accepts assembly. */
+static void find_instructions(moert_device_info *info) {
+    info->has_bf16_dot = cpu_has_bf16_dot();
+    info->bf16_dot_pays = info->has_bf16_dot && cpu_bf16_dot_pays();
+    info->has_tiles =
+        !info->gpu_form && moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
 }
 
 /* Fills `info` from the driver. */
@@ -112,10 +127,8 @@ static moert_status query(cl_platform_id platform, int platform_index, cl_device
     info->largest_bytes = info->is_cpu && !info->is_simulator
                               ? moert_max(info->piece_bytes, moert_memory_total())
                               : info->piece_bytes;
-    /* vdpbf16ps and AMX need assembly. PoCL is the only driver for CPUs that accepts assembly. */
-    info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
-    info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&
-                      moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
+    if (info->is_pocl && info->is_cpu)
+        find_instructions(info);
     cl_uint major, minor;
     if (strstr(extensions, "cl_nv_device_attribute_query") != NULL &&
         clGetDeviceInfo(id, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV, sizeof major, &major, NULL) ==

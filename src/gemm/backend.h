@@ -90,6 +90,9 @@ const moert_backend *moert_backend_at(size_t index);
  * a unit of the reduction, a dot is one value (MOERT_DOT_SCALAR) or one pair of values. */
 typedef enum moert_dot { MOERT_DOT_SCALAR, MOERT_DOT_PAIR, MOERT_DOT_TILE } moert_dot;
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type);
+/* The same for a prepacked weight whose GEMMs have few rows, so that they wait for memory: a pair
+ * takes half of the memory of two values. Pairs and values give the same bits. */
+moert_dot moert_dot_of_few_rows(const moert_device *device, moert_dtype type);
 
 /* The name of a GEMM's kind, such as "gemm_forward"; with a GLU "glu" or "dglu". */
 const char *moert_gemm_name(const moert_gemm *gemm);
@@ -105,6 +108,7 @@ struct moert_panels {
     moert_panels_shape shape;
     const moert_prepacker *prepacker;
     moert_choices tile; /* choices for any number of rows; tile.width is the panels' width */
+    bool few_rows;      /* the panels are for GEMMs with few rows in each group */
     moert_dot dot;
     moert_buffer *buffer; /* of all panels */
 };

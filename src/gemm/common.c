@@ -8,14 +8,23 @@ moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {
     return gemm->panels != NULL ? gemm->panels->dot : moert_dot_of(device, moert_gemm_type(gemm));
 }
 
-moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
-    const moert_device_info *info = moert_device_describe(device);
-    if (type != MOERT_DTYPE_BF16)
-        return MOERT_DOT_SCALAR;
+/* The dot of bf16 GEMMs; `pays`: pairs are faster where the CPU has an instruction for them. */
+static moert_dot dot_of(const moert_device_info *info, bool pays) {
     if (moert_device_sums_in_tiles(info))
         return MOERT_DOT_TILE;
-    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_DOT_PAIR
-                                                                             : MOERT_DOT_SCALAR;
+    return info->has_bf16_dot && pays && moert_config_get()->bf16 == MOERT_BF16_AUTO
+               ? MOERT_DOT_PAIR
+               : MOERT_DOT_SCALAR;
+}
+
+moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
+    const moert_device_info *info = moert_device_describe(device);
+    return type == MOERT_DTYPE_BF16 ? dot_of(info, info->bf16_dot_pays) : MOERT_DOT_SCALAR;
+}
+
+moert_dot moert_dot_of_few_rows(const moert_device *device, moert_dtype type) {
+    return type == MOERT_DTYPE_BF16 ? dot_of(moert_device_describe(device), true)
+                                    : MOERT_DOT_SCALAR;
 }
 
 enum { VIEW_ALIGNMENT_BYTES = 512 }; /* of moert_buffer_view */

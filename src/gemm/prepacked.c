@@ -27,12 +27,18 @@ static moert_status check_shape(const moert_panels_shape *shape) {
     return moert_to_int(shape->k, "columns of a prepacked weight", &narrow);
 }
 
-size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
-                         const moert_choices *choices, moert_panels *panels) {
-    *panels = (moert_panels){.shape = *shape, .prepacker = moert_backend_get(device)->prepacker};
+static size_t plan(const moert_device *device, const moert_panels_shape *shape,
+                   const moert_choices *choices, bool few_rows, moert_panels *panels) {
+    *panels = (moert_panels){
+        .shape = *shape, .prepacker = moert_backend_get(device)->prepacker, .few_rows = few_rows};
     const size_t bytes =
         panels->prepacker != NULL ? panels->prepacker->plan(device, choices, panels) : 0;
     return bytes <= moert_device_describe(device)->largest_bytes ? bytes : 0;
+}
+
+size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *shape,
+                         const moert_choices *choices, moert_panels *panels) {
+    return plan(device, shape, choices, false, panels);
 }
 
 size_t moert_panels_need(const moert_device *device, const moert_panels_shape *shape) {
@@ -40,18 +46,13 @@ size_t moert_panels_need(const moert_device *device, const moert_panels_shape *s
     return moert_panels_plan(device, shape, NULL, &panels);
 }
 
-moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
-                                 moert_panels **panels) {
-    return moert_panels_create_with(device, shape, NULL, panels);
-}
-
-moert_status moert_panels_create_with(moert_device *device, const moert_panels_shape *shape,
-                                      const moert_choices *choices, moert_panels **panels) {
+static moert_status create(moert_device *device, const moert_panels_shape *shape,
+                           const moert_choices *choices, bool few_rows, moert_panels **panels) {
     MOERT_TRY(check_shape(shape));
     MOERT_TRY(moert_choices_check_whole(choices));
     MOERT_TRY(moert_backend_check(device));
     moert_panels planned, *made;
-    const size_t bytes = moert_panels_plan(device, shape, choices, &planned);
+    const size_t bytes = plan(device, shape, choices, few_rows, &planned);
     *panels = NULL;
     if (bytes == 0)
         return MOERT_OK;
@@ -64,6 +65,16 @@ moert_status moert_panels_create_with(moert_device *device, const moert_panels_s
     }
     *panels = made;
     return MOERT_OK;
+}
+
+moert_status moert_panels_create(moert_device *device, const moert_panels_shape *shape,
+                                 moert_panels **panels) {
+    return create(device, shape, NULL, false, panels);
+}
+
+moert_status moert_panels_create_with(moert_device *device, const moert_panels_shape *shape,
+                                      const moert_choices *choices, moert_panels **panels) {
+    return create(device, shape, choices, false, panels);
 }
 
 /* Reports the bytes of the source and the panels to the profile. */
@@ -134,18 +145,19 @@ moert_status moert_weight_cache_take(moert_weight_cache *cache, moert_gemm *gemm
         use = MOERT_PANELS_FORWARD;
     moert_panels **panels = &cache->panels[use];
     /* pays_at is 1 for tensor cores, which always need the panels */
-    const bool repeats = cache->repeats && prepacker->pays_at > 1;
+    const size_t pays_at = cache->is_fixed ? 1 : prepacker->pays_at;
+    const bool repeats = cache->repeats && pays_at > 1;
     /* the GEMMs of a weight's parts count as one */
     const bool counts = !repeats && (gemm->groups.first == 0 || cache->gemms[use] == 0);
     if (counts)
         cache->gemms[use]++;
-    if (cache->gemms[use] < prepacker->pays_at)
+    if (cache->gemms[use] < pays_at)
         return MOERT_OK;
     const moert_panels_shape shape = {gemm->groups.shared ? 1 : gemm->groups.count, gemm->n,
                                       gemm->k, use, moert_gemm_type(gemm)};
     if (*panels == NULL)
-        MOERT_TRY(moert_panels_create(device, &shape, panels));
-    if (cache->gemms[use] == prepacker->pays_at && counts)
+        MOERT_TRY(create(device, &shape, NULL, cache->is_fixed, panels));
+    if (cache->gemms[use] == pays_at && counts)
         MOERT_TRY(moert_panels_fill(*panels, gemm->weight.buffer));
     gemm->panels = *panels;
     return MOERT_OK;

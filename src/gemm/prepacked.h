@@ -73,14 +73,16 @@ size_t moert_panels_plan(const moert_device *device, const moert_panels_shape *s
  * The panels of a weight that changes from time to time, for each use. On a CPU, prepacking takes
  * about the time that it saves in one GEMM, so the second GEMM after a change prepacks. A weight
  * with one forward and one dgrad between changes, as in a plain training step, gets no panels.
- * Tensor cores need panels, so with tensor cores the first GEMM prepacks.
+ * Tensor cores need panels, so with tensor cores the first GEMM prepacks. The first GEMM also
+ * prepacks a weight that never changes, for GEMMs with few rows.
  */
 struct moert_gemm;
 typedef struct moert_weight_cache {
     moert_panels *panels[MOERT_PANELS_USES];
     size_t gemms[MOERT_PANELS_USES]; /* number of GEMMs of each use since the weight changed */
-    bool repeats; /* GEMMs now repeat earlier GEMMs. The repeated GEMMs are not counted in `gemms`,
+    bool repeats;  /* GEMMs now repeat earlier GEMMs. The repeated GEMMs are not counted in `gemms`,
                      and prepack only for tensor cores */
+    bool is_fixed; /* the weight never changes */
 } moert_weight_cache;
 /* Call moert_weight_cache_changed when the weight has changed; a zeroed struct needs no call. */
 void moert_weight_cache_changed(moert_weight_cache *cache);

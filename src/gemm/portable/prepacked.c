@@ -45,7 +45,8 @@ static size_t plan(const moert_device *device, const moert_choices *choices, moe
     const moert_device_info *info = moert_device_describe(device);
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
-    panels->dot = moert_dot_of(device, shape->type);
+    panels->dot = panels->few_rows ? moert_dot_of_few_rows(device, shape->type)
+                                   : moert_dot_of(device, shape->type);
     panels->tile =
         moert_with_tile(choices != NULL ? *choices : moert_tuning_find(device, &key), panels->dot);
     const size_t columns = columns_of(panels);
