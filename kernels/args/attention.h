@@ -24,11 +24,14 @@ enum {
 /* A block of positions that a work-group owns. The block lies in one document, or in one sequence
  * if no documents are given. */
 typedef struct moert_attention_block {
-    args_u64 token;         /* the document's first token in the batch */
+    /* The index in the batch of the document's first token. If a cache holds earlier keys of the
+     * document (moert_documents_continue), the index that this token would have, modulo 2^64. */
+    args_u64 token;
+    args_u64 keys;          /* the row of k and v of the document's first token */
     args_i32 length, first; /* length of the document; the block's first position in it */
     args_i32 slot;          /* number of 64-position blocks in all documents before this one */
 } moert_attention_block;
-MOERT_ARGS_LAYOUT(moert_attention_block, slot, 16, 24)
+MOERT_ARGS_LAYOUT(moert_attention_block, slot, 24, 32)
 
 typedef struct moert_sink_args {
     args_u64 length;

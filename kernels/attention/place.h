@@ -32,8 +32,8 @@ INLINED head_rows rows_from(global const float *x, size_t row, int heads, int si
 /* Block `number`, counted from the start, of the work-group's sequence or of all documents. */
 static inline moert_attention_block block_of(global const moert_attention_block *blocks,
                                              moert_attention_args args, int own, size_t number) {
-    moert_attention_block sequence = {get_group_id(2) * args.length, (int)args.length,
-                                      (int)number * own};
+    const ulong token = get_group_id(2) * args.length;
+    moert_attention_block sequence = {token, token, (int)args.length, (int)number * own};
     return blocks != 0 ? blocks[number] : sequence;
 }
 
@@ -57,7 +57,7 @@ static inline place query_place(global const moert_attention_block *blocks,
     p.first_key = max(p.query + 1 - args.window, 0) / block * block;
     p.end_key = p.query + p.count;
     p.row = (b.token + p.query) * args.heads + p.head;
-    p.kv_row = b.token * args.kv_heads + (size_t)p.head * args.kv_heads / args.heads;
+    p.kv_row = b.keys * args.kv_heads + (size_t)p.head * args.kv_heads / args.heads;
     return p;
 }
 

@@ -43,8 +43,8 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
     const size_t number = get_group_id(0) / 4, head = get_group_id(1), sequence = get_group_id(2);
-    const moert_attention_block whole = {sequence * args.length, (int)args.length,
-                                         (int)number * BLOCK,
+    const ulong first = sequence * args.length;
+    const moert_attention_block whole = {first, first, (int)args.length, (int)number * BLOCK,
                                          (int)(sequence * (get_num_groups(0) / 4))};
     const moert_attention_block b = blocks != 0 ? blocks[number] : whole;
     const int in_block = get_group_id(0) % 4 * ROWS + own, position = b.first + in_block;

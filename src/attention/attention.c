@@ -53,6 +53,10 @@ static moert_status check(const moert_attention *attention) {
             moert_dtype_name(operands), moert_dtype_name(attention->operands));
     if (attention->dsinks != NULL && attention->sinks == NULL)
         return MOERT_FAIL(ERROR_USAGE, "dsinks is given, but sinks is NULL");
+    if (attention->documents != NULL && moert_documents_continues(attention->documents) &&
+        (operands != MOERT_DTYPE_F32 || attention->dq != NULL))
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "attention to cached keys has no backward, and takes "
+                                             "operands in f32");
     if (attention->documents != NULL &&
         moert_documents_tokens(attention->documents) != attention->sequences * attention->length)
         return MOERT_FAIL(
@@ -67,9 +71,12 @@ static moert_status check(const moert_attention *attention) {
 
 /* Checks the attention, and sets *complete to the attention with its defaults filled in. */
 static moert_status complete(const moert_attention *attention, moert_attention *complete) {
+    const size_t longest =
+        moert_max(attention->length,
+                  attention->documents != NULL ? moert_documents_longest(attention->documents) : 0);
     *complete = with_sizes(attention);
-    if (attention->window == 0 || attention->window > attention->length)
-        complete->window = attention->length;
+    if (attention->window == 0 || attention->window > longest)
+        complete->window = longest;
     return check(complete);
 }
 

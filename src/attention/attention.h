@@ -15,8 +15,8 @@
  * of a query and a key that the query sees; one product of the forward and three of the backward
  * have value_size in place of head_size. Every length is legal; head_size and value_size are 1 to
  * 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads, documents of another number of
- * tokens), ERROR_UNSUPPORTED (head_size, value_size), ERROR_DEVICE (sizes that need more local
- * memory than the device has), and those of moert_documents_blocks.
+ * tokens), ERROR_UNSUPPORTED (head_size, value_size, cached keys), ERROR_DEVICE (sizes that need
+ * more local memory than the device has), and those of moert_documents_blocks.
  *
  * `type` BF16 allows matrix products of bf16 operands; sums stay float32. GPUs of compute
  * capability 9.0 compute these products on tensor cores if head_size and value_size are 64 and 64,
@@ -32,7 +32,9 @@ typedef struct moert_attention {
     size_t window;                 /* query i sees the keys i - window < j <= i; 0: all j <= i */
     moert_documents *documents;    /* the documents in these sequences: a query sees keys of its own
                                       document only, and blocks count from the document's start.
-                                      NULL: each sequence is one document */
+                                      NULL: each sequence is one document. With
+                                      moert_documents_continue, k and v also have the rows of
+                                      earlier tokens; the backward and tensor cores refuse that */
     float scale;                   /* 1 / sqrt(head_size), or another positive factor of the
                                       scores */
     const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size],

@@ -10,7 +10,9 @@
 enum { LEAST_OWN = 16, OWN_SIZES = 4, SLOT = 64 };
 
 typedef struct document {
-    size_t token, length; /* index in the batch of the document's first token; number of tokens */
+    size_t token, length; /* index in the batch of the first of its tokens; their number */
+    size_t past;          /* earlier tokens, whose keys are in a cache */
+    size_t keys;          /* the row of k and v of the document's first token */
 } document;
 
 /* The blocks of one size; `count` is 0 until the list is made. */
@@ -22,6 +24,7 @@ typedef struct block_list {
 struct moert_documents {
     moert_device *device;
     size_t tokens, count;
+    bool continues;
     document *document; /* [count] */
     moert_buffer *positions;
     block_list list[OWN_SIZES]; /* lists of blocks of LEAST_OWN, 2 LEAST_OWN, ... positions */
@@ -60,27 +63,60 @@ static moert_status check(size_t sequences, size_t length, const int32_t *positi
     return MOERT_OK;
 }
 
+static moert_status write_positions(moert_documents *documents, const int32_t *positions,
+                                    size_t tokens) {
+    const size_t bytes = tokens * sizeof *positions;
+    MOERT_TRY(moert_buffer_reserve(documents->device, bytes, &documents->positions));
+    return moert_buffer_write(documents->positions, 0, positions, bytes);
+}
+
+/* Takes the documents of a new batch; their lists of blocks are made later. */
+static void replace(moert_documents *documents, document *made, size_t count, size_t tokens,
+                    bool continues) {
+    free(documents->document);
+    documents->continues = continues;
+    documents->document = made;
+    documents->count = count;
+    documents->tokens = tokens;
+    for (size_t i = 0; i < OWN_SIZES; i++)
+        documents->list[i].count = 0;
+}
+
 moert_status moert_documents_set(moert_documents *documents, size_t sequences, size_t length,
                                  const int32_t *positions) {
-    const size_t tokens = sequences * length, bytes = tokens * sizeof *positions;
+    const size_t tokens = sequences * length;
     size_t count;
     document *made;
     MOERT_TRY(check(sequences, length, positions, &count));
-    MOERT_TRY(moert_buffer_reserve(documents->device, bytes, &documents->positions));
-    MOERT_TRY(moert_buffer_write(documents->positions, 0, positions, bytes));
+    MOERT_TRY(write_positions(documents, positions, tokens));
     MOERT_TRY(MOERT_NEW_ARRAY(&made, count));
     for (size_t t = 0, begun = 0; t < tokens; t++) {
         if (positions[t] == 0)
-            made[begun++].token = t;
+            made[begun++] = (document){.token = t, .keys = t};
         made[begun - 1].length++;
     }
-    free(documents->document);
-    documents->document = made;
-    documents->tokens = tokens;
-    documents->count = count;
-    for (size_t i = 0; i < OWN_SIZES; i++)
-        documents->list[i].count = 0;
+    replace(documents, made, count, tokens, false);
     return MOERT_OK;
+}
+
+moert_status moert_documents_continue(moert_documents *documents, size_t sequences, size_t length,
+                                      size_t past, size_t room) {
+    const size_t tokens = sequences * length;
+    document *made = NULL;
+    int32_t *positions = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&positions, tokens));
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&made, sequences));
+    for (size_t t = 0; t < tokens; t++)
+        positions[t] = (int32_t)(past + t % length);
+    for (size_t s = 0; s < sequences; s++)
+        made[s] = (document){s * length, length, past, s * room};
+    MOERT_TRY_OR(done, write_positions(documents, positions, tokens));
+    replace(documents, made, sequences, tokens, true);
+    made = NULL;
+done:
+    MOERT_FREE(positions, made);
+    return status;
 }
 
 size_t moert_documents_tokens(const moert_documents *documents) {
@@ -97,9 +133,10 @@ static void fill(const moert_documents *documents, size_t own, moert_attention_b
     for (size_t i = 0; i < documents->count; i++) {
         const document *d = &documents->document[i];
         for (size_t first = 0; first < d->length; first += own)
-            *block++ = (moert_attention_block){.token = d->token,
-                                               .length = (int)d->length,
-                                               .first = (int)first,
+            *block++ = (moert_attention_block){.token = d->token - d->past,
+                                               .keys = d->keys,
+                                               .length = (int)(d->past + d->length),
+                                               .first = (int)(d->past + first),
                                                .slot = (int)slot};
         slot += moert_ceil_div(d->length, SLOT);
     }
@@ -139,7 +176,21 @@ double moert_attention_pairs(size_t length, size_t window) {
 
 double moert_documents_pairs(const moert_documents *documents, size_t window) {
     double pairs = 0.0;
-    for (size_t i = 0; i < documents->count; i++)
-        pairs += moert_attention_pairs(documents->document[i].length, window);
+    for (size_t i = 0; i < documents->count; i++) {
+        const document *d = &documents->document[i];
+        pairs += moert_attention_pairs(d->past + d->length, window) -
+                 moert_attention_pairs(d->past, window);
+    }
     return pairs;
+}
+
+bool moert_documents_continues(const moert_documents *documents) {
+    return documents->continues;
+}
+
+size_t moert_documents_longest(const moert_documents *documents) {
+    size_t most = 0;
+    for (size_t i = 0; i < documents->count; i++)
+        most = moert_max(most, documents->document[i].past + documents->document[i].length);
+    return most;
 }

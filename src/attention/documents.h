@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "moert/device.h"
@@ -27,6 +28,13 @@ void moert_documents_destroy(moert_documents *documents); /* NULL is legal */
  */
 moert_status moert_documents_set(moert_documents *documents, size_t sequences, size_t length,
                                  const int32_t *positions);
+/*
+ * The same for a batch that continues `sequences` documents of `past` tokens each by `length`
+ * tokens. k and v of attention have `room` rows for each sequence, past + length of them in use. So
+ * a token's result has the same bits as in a batch of the whole documents.
+ */
+moert_status moert_documents_continue(moert_documents *documents, size_t sequences, size_t length,
+                                      size_t past, size_t room);
 /* The number of tokens, and their positions on the device: int32 [T]. */
 size_t moert_documents_tokens(const moert_documents *documents);
 const moert_buffer *moert_documents_positions(const moert_documents *documents);
@@ -41,6 +49,10 @@ const moert_buffer *moert_documents_positions(const moert_documents *documents);
  */
 moert_status moert_documents_blocks(moert_documents *documents, size_t own,
                                     const moert_buffer **blocks, size_t *count);
+/* Whether they are those of moert_documents_continue. */
+bool moert_documents_continues(const moert_documents *documents);
+/* The largest number of tokens of a document, earlier tokens included. */
+size_t moert_documents_longest(const moert_documents *documents);
 /* The number of pairs of a query and a key that it sees; window as in moert_attention, but not
  * 0. */
 double moert_documents_pairs(const moert_documents *documents, size_t window);

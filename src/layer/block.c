@@ -88,17 +88,21 @@ moert_status moert_block_create(const moert_holders *holders, const char *what, 
     MOERT_TRY_OR(fail, make_tensors(made, shape));
     size_t bytes = made->floats * sizeof(float);
     MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->weight));
-    MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->gradient));
     MOERT_TRY_OR(fail, moert_buffer_clear(made->weight, 0, bytes));
-    MOERT_TRY_OR(fail, moert_buffer_clear(made->gradient, 0, bytes));
+    if (!holders->forward_only) {
+        MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->gradient));
+        MOERT_TRY_OR(fail, moert_buffer_clear(made->gradient, 0, bytes));
+    }
     for (size_t i = 0; i < made->count; i++) {
         moert_block_tensor *tensor = &made->tensor[i];
+        tensor->cache.is_fixed = holders->forward_only;
         const size_t start = tensor->offset * sizeof(float);
         bytes = tensor->elements * sizeof(float);
         if (bytes == 0)
             continue;
         MOERT_TRY_OR(fail, moert_buffer_view(made->weight, start, bytes, &tensor->weight));
-        MOERT_TRY_OR(fail, moert_buffer_view(made->gradient, start, bytes, &tensor->gradient));
+        if (made->gradient != NULL)
+            MOERT_TRY_OR(fail, moert_buffer_view(made->gradient, start, bytes, &tensor->gradient));
     }
     *block = made;
     return MOERT_OK;
@@ -146,6 +150,9 @@ moert_status moert_block_begin(moert_block *block, const moert_batch *batch, boo
     size_t bytes = count * block->floats * sizeof(float);
     block->accumulate = accumulate;
     MOERT_TRY(moert_block_open(block, accumulate));
+    if (block->gradient == NULL && block->floats > 0)
+        return MOERT_FAIL(ERROR_USAGE, "%s were created without gradients, for forwards only",
+                          block->what);
     if (accumulate)
         MOERT_TRY(moert_block_take_bound(block));
     block->collects_sum = moert_comm_size(block->comm) == 1 && count == 1;

@@ -41,6 +41,7 @@ typedef struct moert_holders {
     moert_comm *comm;
     moert_peers *peers; /* the ranks' devices, if devices sum and gather without their hosts; else
                            NULL */
+    bool forward_only;  /* blocks have no gradients */
 } moert_holders;
 
 typedef struct moert_block_tensor {
@@ -101,7 +102,8 @@ size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t r
 /* How many tensors of the model's files the block consists of. */
 size_t moert_block_parts(const moert_block *block);
 
-/* Weights and gradients start as zero. All ranks hold a replicated block. Not collective. */
+/* Weights and gradients start as zero. All ranks hold a replicated block. Not collective. With
+ * holders->forward_only the block has no gradients, and moert_block_begin fails. */
 moert_status moert_block_create(const moert_holders *holders, const char *what, bool replicated,
                                 const moert_block_shape *shape, moert_block **block);
 void moert_block_destroy(moert_block *block);

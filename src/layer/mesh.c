@@ -138,6 +138,10 @@ moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch)
     return moert_comm_gather_spans(mesh->world, mine, mesh->spans);
 }
 
+void moert_mesh_forward_only(moert_mesh *mesh) {
+    mesh->everyone.forward_only = mesh->owners.forward_only = true;
+}
+
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
                                 moert_buffer **buffer) {
     MOERT_TRY(moert_buffer_reserve(mesh->device, floats * sizeof(float), &mesh->scratch[which]));

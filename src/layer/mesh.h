@@ -99,6 +99,9 @@ moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
  */
 size_t moert_mesh_position(const moert_comm *world, size_t rank);
 
+/* Blocks that are created on this mesh from now on have no gradients: a model for forwards only. */
+void moert_mesh_forward_only(moert_mesh *mesh);
+
 /* Where a rank is in a mesh. */
 typedef struct moert_mesh_place {
     size_t group;   /* the rank's EP group: moert_mesh_position / EP */

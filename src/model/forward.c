@@ -41,13 +41,31 @@ static bool has_padding(const moert_model_batch *batch, size_t tokens) {
     return false;
 }
 
+static moert_status check_cache(const moert_run *run, const moert_model_batch *batch) {
+    const size_t tokens = batch->past + batch->length;
+    if (run->room > 0 && (batch->positions != NULL || !batch->forward_only))
+        return MOERT_FAIL(ERROR_USAGE, "a run with a cache takes no positions and has no backward");
+    if (tokens > run->room && (run->room > 0 || batch->past > 0))
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "a sequence of %zu tokens is longer than the cache, which has room for %zu", tokens,
+            run->room);
+    return MOERT_OK;
+}
+
+/* The largest number of tokens of a sequence, earlier tokens included. */
+static size_t longest(const moert_run *run) {
+    return moert_max(run->length, run->room);
+}
+
 /* Uploads this rank's sequences of the batch. */
 static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
     moert_model_partition(batch->total_sequences, moert_comm_rank(run->mesh->world),
                           moert_comm_size(run->mesh->world), &first, &count);
     const size_t tokens = count * length;
-    MOERT_TRY(moert_model_config_check_length(run->config, length));
+    MOERT_TRY(moert_model_config_check_length(run->config, batch->past + length));
+    MOERT_TRY(check_cache(run, batch));
     run->batch = (moert_batch){.size = sizeof run->batch,
                                .tokens = tokens,
                                .sequences = count,
@@ -64,7 +82,9 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
     MOERT_TRY(moert_buffer_write_ends(count, length, run->ends));
     if (batch->positions != NULL)
         MOERT_TRY(moert_documents_set(run->documents, count, length, batch->positions));
-    run->packed = batch->positions != NULL;
+    else if (run->room > 0)
+        MOERT_TRY(moert_documents_continue(run->documents, count, length, batch->past, run->room));
+    run->packed = batch->positions != NULL || run->room > 0;
     run->counted = batch->targets;
     run->accumulate = batch->accumulate;
     run->logits_rows = 0;
@@ -113,12 +133,12 @@ moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
     const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING);
     MOERT_TRY(take_batch(run, batch));
-    if (run->model->rope == NULL || run->model->rope_length < run->length) {
+    if (run->model->rope == NULL || run->model->rope_length < longest(run)) {
         moert_buffer_destroy(run->model->rope);
         run->model->rope = NULL;
-        run->model->rope_length = run->length;
+        run->model->rope_length = longest(run);
         const moert_rope_scheme scheme = moert_model_rope_scheme(c);
-        MOERT_TRY(moert_rope_table_create(run->device, &scheme, run->length, &run->model->rope));
+        MOERT_TRY(moert_rope_table_create(run->device, &scheme, longest(run), &run->model->rope));
     }
     MOERT_TRY(moert_model_embed(run));
     for (size_t i = 0; i < c->layers; i++) {

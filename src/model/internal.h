@@ -98,6 +98,9 @@ typedef struct moert_run_layer {
     /* the layer's own activations, or activations that all layers share (moert_recompute) */
     moert_model_activations *activations;
     moert_buffer *out; /* [T,H] residual after the MLP */
+    /* k and v of all tokens so far, with room for `cache_room` tokens of each sequence (cache.c) */
+    moert_buffer *cache[2];
+    size_t cache_room;
 } moert_run_layer;
 
 /* Buffers of head.c for chunks of tokens. */
@@ -148,8 +151,9 @@ struct moert_run {
     moert_model_batch given;
     moert_batch batch;
     size_t length;
-    moert_documents *documents; /* documents of the batch, if it has positions */
-    bool packed; /* the batch has positions, so a sequence may hold several documents */
+    moert_documents *documents; /* documents of the batch, if `packed` */
+    size_t room;                /* tokens of each sequence in the cache; 0: no cache */
+    bool packed; /* `documents` are set: a sequence holds several, or continues one */
     moert_buffer *ends, *tokens, *targets;
     moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
     moert_buffer *embedded; /* [T,H] */
@@ -262,6 +266,10 @@ static inline moert_status moert_model_reserve_rows(moert_run *run, const moert_
     return MOERT_OK;
 }
 
+/* If the run has a cache, copies the batch's k and v to the layer's cache, and lets attention read
+ * the cache. */
+moert_status moert_model_cache_keys(moert_run *run, moert_run_layer *layer,
+                                    moert_attention *attention);
 /* Uploads this rank's tokens, the targets unless they are NULL, and the links between equal
  * tokens. */
 moert_status moert_model_upload_tokens(moert_run *run, const int32_t *token, const int32_t *target);

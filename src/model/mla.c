@@ -293,6 +293,7 @@ static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer
     MOERT_TRY(project_q(run, layer));
     MOERT_TRY(project_kv(run, layer));
     moert_attention attention = attention_of(run, layer);
+    MOERT_TRY(moert_model_cache_keys(run, layer, &attention));
     MOERT_TRY(moert_model_attention_operand(run, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
     return moert_model_project(run, layer, O, result, y);

@@ -130,6 +130,9 @@ typedef struct moert_model_batch {
     /* gradients are added to the gradients of earlier micro-batches of the step; otherwise they
      * replace earlier gradients */
     bool accumulate;
+    /* With moert_run_cache: the number of tokens of each sequence that earlier forwards have left
+     * in the cache. The batch continues the sequences after these tokens. */
+    size_t past;
 } moert_model_batch;
 
 typedef struct moert_model_result {
@@ -148,8 +151,14 @@ void moert_run_destroy(moert_run *run); /* NULL is legal */
  * collective. */
 void moert_run_end(moert_run *run);
 
+/* Lets each forward keep the keys and values of its tokens, up to `room` tokens of each sequence,
+ * so that a later forward may continue the sequences (moert_model_batch.past). The results have the
+ * same bits as a forward of the whole sequences. The run then refuses positions and a backward. The
+ * next forward allocates the memory. A later call with more room keeps the contents.
+ * ERROR_UNSUPPORTED: the device's tensor cores compute the attention. Not collective. */
+moert_status moert_run_cache(moert_run *run, size_t room);
 /* Runs the batch's forward up to the norm before the head. Errors: those of moert_documents_set,
- * ... */
+ * ERROR_USAGE (more tokens than the cache has room for), ... */
 moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch);
 /* out[V] = the logits of this rank's token `token` in the last forward. Read tokens in order, since
  * logits are computed for config.memory.loss_chunk tokens at a time. A document's logits have the

@@ -68,6 +68,7 @@ void moert_run_destroy(moert_run *run) {
         moert_model_discard(&run->layer[i]);
         moert_buffer_table_free(moert_run_layer_buffers, &run->layer[i]);
         moert_buffer_table_free(moert_run_moe_buffers, &run->layer[i]);
+        moert_buffers_destroy(run->layer[i].cache, MOERT_COUNT(run->layer[i].cache));
     }
     for (size_t i = 0; run->activations != NULL && i < run->activation_count; i++) {
         moert_model_activations *a = &run->activations[i];

@@ -172,7 +172,11 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     int32_t *tokens = test_alloc(count * LENGTH * sizeof *tokens);
     for (size_t i = 0; i < count * LENGTH; i++)
         tokens[i] = (int32_t)((first * LENGTH + i) * 7 % model->config.vocabulary);
-    const moert_model_batch all = {batch, LENGTH, tokens, tokens, false, NULL, 0, true};
+    const moert_model_batch all = {.total_sequences = batch,
+                                   .length = LENGTH,
+                                   .input = tokens,
+                                   .target = tokens,
+                                   .accumulate = true};
     MOERT_TRY(moert_model_initialize(model, 1));
     /* first a step without an audit, in which each layer's sums end before those of the next layer
      * begin */

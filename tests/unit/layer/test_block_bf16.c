@@ -15,7 +15,7 @@ static moert_gradient_pool *open_pool(void) {
 
 static moert_block *open_block(moert_gradient_pool *pool, const char *kind) {
     moert_block *block;
-    const moert_holders holders = {test_device, moert_context_comm(test_context), NULL};
+    const moert_holders holders = {.device = test_device, .comm = moert_context_comm(test_context)};
     ASSERT_OK(moert_block_create(&holders, kind, false,
                                  &(moert_block_shape){elements, TENSORS, NULL}, &block));
     ASSERT_OK(moert_block_keep_bf16(block, pool));
