@@ -10,18 +10,20 @@
 #include "base/rng.h"
 #include "model/internal.h"
 
-/* Stream of random numbers for the draws. */
-enum { STREAM = 0x53414D50 };
+/* STREAM: random numbers for the draws. LEAST_ROOM: tokens for which a cache has room at first. */
+enum { STREAM = 0x53414D50, LEAST_ROOM = 256 };
 
 struct moert_generation {
     moert_model *model;
     moert_run *run;
-    moert_sampling how;
-    size_t window;
+    moert_generation_options options;
     int32_t *text; /* [count], with room for `room` tokens */
     size_t count, room;
-    float *logits;  /* [vocabulary] */
-    int32_t *order; /* [vocabulary] */
+    bool caches;
+    size_t cache_room; /* tokens for which the cache has room */
+    size_t cached;     /* tokens of the text whose keys and values are cached */
+    float *logits;     /* [vocabulary] */
+    int32_t *order;    /* [vocabulary] */
 };
 
 /* ---- drawing a token ---- */
@@ -91,16 +93,16 @@ int32_t moert_sample_token(const moert_sampling *how, const float *logits, size_
 
 /* ---- a text ---- */
 
-moert_status moert_generation_create(moert_model *model, const moert_sampling *how, size_t window,
+moert_status moert_generation_create(moert_model *model, const moert_generation_options *options,
                                      moert_generation **generation) {
     const size_t vocabulary = moert_model_describe(model)->vocabulary;
     moert_generation *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
     made->model = model;
-    made->how = *how;
-    made->window = window;
+    made->options = *options;
     MOERT_TRY_OR(undo, moert_run_create(model, &made->run));
+    made->caches = !options->no_cache && moert_run_cache(made->run, 1) == MOERT_OK;
     MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&made->logits, vocabulary));
     MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&made->order, vocabulary));
     *generation = made;
@@ -125,8 +127,12 @@ static moert_status append(moert_generation *g, int32_t token) {
 
 moert_status moert_generation_begin(moert_generation *g, const int32_t *tokens, size_t count) {
     const size_t vocabulary = moert_model_describe(g->model)->vocabulary;
+    size_t same = 0;
     if (count == 0)
         return MOERT_FAIL(ERROR_USAGE, "a text begins with at least one token");
+    while (same < g->cached && same + 1 < count && g->text[same] == tokens[same])
+        same++; /* the last token is not cached, since its logits are needed */
+    g->cached = same;
     g->count = 0;
     for (size_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || (size_t)tokens[i] >= vocabulary)
@@ -137,24 +143,41 @@ moert_status moert_generation_begin(moert_generation *g, const int32_t *tokens, 
     return MOERT_OK;
 }
 
+/* Runs the tokens of the window that are not cached. *count = their number. */
+static moert_status forward(moert_generation *g, size_t *count) {
+    const size_t window = g->options.window, seen = moert_min(g->count, window),
+                 past = g->caches && g->count <= window ? g->cached : 0,
+                 first = g->count - seen + past;
+    while (g->caches && g->cache_room < seen)
+        g->cache_room = moert_min(window, moert_max(2 * g->cache_room, LEAST_ROOM));
+    if (g->caches)
+        MOERT_TRY(moert_run_cache(g->run, g->cache_room));
+    const moert_model_batch batch = {.total_sequences = 1,
+                                     .length = g->count - first,
+                                     .input = g->text + first,
+                                     .forward_only = true,
+                                     .past = past};
+    MOERT_TRY(moert_run_forward(g->run, &batch));
+    g->cached = g->count <= window ? g->count : 0;
+    *count = batch.length;
+    return MOERT_OK;
+}
+
 moert_status moert_generation_next(moert_generation *g, int32_t *token) {
     moert_comm *world = moert_model_mesh(g->model)->world;
     const size_t vocabulary = moert_model_describe(g->model)->vocabulary,
-                 seen = moert_min(g->count, g->window), ranks = moert_comm_size(world);
-    const moert_model_batch batch = {.total_sequences = 1,
-                                     .length = seen,
-                                     .input = g->text + g->count - seen,
-                                     .forward_only = true};
-    size_t first, count;
+                 ranks = moert_comm_size(world);
+    size_t first, count, tokens = 0;
     moert_status status = MOERT_OK;
     moert_model_partition(1, moert_comm_rank(world), ranks, &first, &count);
-    MOERT_TRY(moert_run_forward(g->run, &batch));
+    MOERT_TRY(forward(g, &tokens));
     if (count == 1) /* this rank has the sequence */
-        status = moert_run_logits(g->run, seen - 1, g->logits);
+        status = moert_run_logits(g->run, tokens - 1, g->logits);
     MOERT_TRY(moert_comm_agree(world, status));
     if (count == 1)
-        *token = moert_sample_token(&g->how, g->logits, vocabulary,
-                                    moert_rng_uniform(g->how.seed, STREAM, g->count), g->order);
+        *token = moert_sample_token(&g->options.sampling, g->logits, vocabulary,
+                                    moert_rng_uniform(g->options.sampling.seed, STREAM, g->count),
+                                    g->order);
     MOERT_TRY(moert_comm_broadcast(world, ranks - 1, token, sizeof *token));
     return append(g, *token);
 }

@@ -1,6 +1,8 @@
 /*
- * Generates tokens with a model, one after the other. Each token needs a forward of all tokens
- * before it. The tokens are the same on any number of ranks.
+ * Generates tokens with a model, one after the other. The keys and values of earlier tokens are
+ * cached, so a token needs a forward of one token. Where there is no cache (moert_run_cache), or
+ * when the text no longer fits into the window, it needs a forward of the whole window. The tokens
+ * are the same with and without a cache, and on any number of ranks.
  */
 #pragma once
 
@@ -21,16 +23,22 @@ typedef struct moert_sampling {
 int32_t moert_sample_token(const moert_sampling *how, const float *logits, size_t count,
                            double uniform, int32_t *order);
 
+typedef struct moert_generation_options {
+    moert_sampling sampling;
+    size_t window; /* the model sees at most so many of the last tokens */
+    bool no_cache; /* compute the whole window for each token */
+} moert_generation_options;
+
 /* A text in progress. */
 typedef struct moert_generation moert_generation;
-/* The model sees at most the last `window` tokens. The model must outlive *generation. Errors:
- * ERROR_MEMORY. Not collective. */
-moert_status moert_generation_create(moert_model *model, const moert_sampling *how, size_t window,
+/* The model must outlive *generation. Errors: ERROR_MEMORY. Not collective. */
+moert_status moert_generation_create(moert_model *model, const moert_generation_options *options,
                                      moert_generation **generation);
 void moert_generation_destroy(moert_generation *generation); /* NULL is legal */
 
-/* Begins a new text with these tokens, the same on all ranks. ERROR_USAGE: no token, or one outside
- * of the vocabulary. Not collective. */
+/* Begins a new text with these tokens, the same on all ranks. Tokens at its start that are also at
+ * the start of the previous text stay in the cache. ERROR_USAGE: no token, or one outside of the
+ * vocabulary. Not collective. */
 moert_status moert_generation_begin(moert_generation *generation, const int32_t *tokens,
                                     size_t count);
 /* Draws the next token, and appends it to the text. Collective. */

@@ -1,20 +1,20 @@
-/* moert-generate: continues a text with a model, on any number of ranks. */
+/* moert-generate: continues texts with a model, on any number of ranks. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "base/progress.h"
-#include "model/generate.h"
-#include "tools/common/bytes.h"
 #include "tools/common/program.h"
+#include "tools/common/text.h"
 #include "train/checksums.h"
 
 static const char *model_path, *prompt;
 static moert_option_list token_words, stop_words;
 static size_t most, top_k, seed;
 static double temperature, top_p;
-static bool stops;
+static bool reads_lines, stops, caches, rates;
 static moert_compute_choice compute;
 
 static const moert_option options[] = {
@@ -24,7 +24,10 @@ static const moert_option options[] = {
      "text to continue, with a model whose tokens are bytes"},
     {"tokens", MOERT_OPTION_LIST, &token_words, NULL, "N...",
      "tokens to continue, with any model; the new tokens are printed as numbers"},
-    {"count", MOERT_OPTION_UINT, &most, "100", "1..1000000", "most new tokens"},
+    {"lines", MOERT_OPTION_FLAG, &reads_lines, NULL, NULL,
+     "continue the tokens of each line of standard input; tokens at the start of a line that are "
+     "also at the start of the previous text, with its continuation, are not computed again"},
+    {"count", MOERT_OPTION_UINT, &most, "100", "1..1000000", "most new tokens of a text"},
     {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0..100",
      "logits are divided by it; 0: always the most likely token"},
     {"top-k", MOERT_OPTION_UINT, &top_k, "0", "0..1000000",
@@ -35,35 +38,68 @@ static const moert_option options[] = {
     {"stop", MOERT_OPTION_LIST, &stop_words, NULL, "N...",
      "tokens that end the text; default: eos_token_id of the model"},
     {"stops", MOERT_OPTION_FLAG, &stops, "1", NULL, "end the text at a token of --stop"},
+    {"cache", MOERT_OPTION_FLAG, &caches, "1", NULL,
+     "keep the keys and values of earlier tokens; without, the tokens are the same"},
+    {"rate", MOERT_OPTION_FLAG, &rates, NULL, NULL,
+     "print on standard error how long the tokens of each text took"},
     MOERT_COMPUTE_OPTIONS(compute, "all other GEMMs but the router's"),
 };
 
-/* The numbers of an option's words. */
+/* ---- tokens as text ---- */
+
 typedef struct numbers {
     int32_t *token;
-    size_t count;
+    size_t count, room;
 } numbers;
 
-static moert_status read_numbers(const char *option, const moert_option_list *words, numbers *to) {
-    MOERT_TRY(MOERT_NEW_ARRAY(&to->token, words->count));
-    for (size_t i = 0; i < words->count; i++) {
-        char *end;
-        const unsigned long value = strtoul(words->words[i], &end, 10);
-        if (words->words[i][0] < '0' || words->words[i][0] > '9' || *end != '\0' ||
-            value > INT32_MAX)
-            return MOERT_FAIL(ERROR_USAGE, "--%s %s: expected the numbers of tokens", option,
-                              words->words[i]);
-        to->token[to->count++] = (int32_t)value;
-    }
+/* Appends the number of a word. */
+static moert_status add_number(const char *where, const char *word, numbers *to) {
+    char *end;
+    errno = 0;
+    const unsigned long value = strtoul(word, &end, 10);
+    if (word[0] < '0' || word[0] > '9' || *end != '\0' || errno != 0 || value > INT32_MAX)
+        return MOERT_FAIL(ERROR_USAGE, "%s: '%s' is not the number of a token, 0..%d", where, word,
+                          INT32_MAX);
+    MOERT_TRY(MOERT_GROW(&to->token, &to->room, to->count + 1));
+    to->token[to->count++] = (int32_t)value;
     return MOERT_OK;
 }
+
+static moert_status read_words(const char *where, const moert_option_list *words, numbers *to) {
+    for (size_t i = 0; i < words->count; i++)
+        MOERT_TRY(add_number(where, words->words[i], to));
+    return MOERT_OK;
+}
+
+/* Reads the numbers of the next line of standard input. Sets *any to false at its end. */
+static moert_status read_line(size_t number, numbers *to, bool *any) {
+    static const char blanks[] = " \t\r\n";
+    char *line = NULL, *rest, where[48];
+    size_t room = 0;
+    moert_status status = MOERT_OK;
+    to->count = 0;
+    snprintf(where, sizeof where, "line %zu of standard input", number);
+    *any = getline(&line, &room, stdin) >= 0;
+    for (char *word = *any ? strtok_r(line, blanks, &rest) : NULL;
+         word != NULL && status == MOERT_OK; word = strtok_r(NULL, blanks, &rest))
+        status = add_number(where, word, to);
+    if (!*any && ferror(stdin))
+        status = MOERT_FAIL(ERROR_IO, "cannot read standard input: %s", strerror(errno));
+    if (*any && status == MOERT_OK && to->count == 0)
+        status = MOERT_FAIL(ERROR_USAGE, "%s has no tokens", where);
+    free(line);
+    return status;
+}
+
+/* ---- the job ---- */
 
 static moert_status check(const moert_command *command) {
     (void)command;
     if (model_path == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--model is needed; see --help");
-    if ((prompt != NULL) == (token_words.count > 0))
-        return MOERT_FAIL(ERROR_USAGE, "give the text to continue, as --prompt or as --tokens");
+    if ((prompt != NULL) + (token_words.count > 0) + reads_lines != 1)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "give the text to continue, as --prompt, as --tokens or as --lines");
     return MOERT_OK;
 }
 
@@ -74,6 +110,7 @@ typedef struct job {
     moert_manifest *manifest;
     moert_mesh *mesh;
     moert_model *model;
+    moert_generation *generation;
     numbers tokens, stop;
 } job;
 
@@ -83,18 +120,24 @@ static moert_status read_inputs(job *j) {
     if (prompt != NULL && j->config.vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
                           "--prompt is for models whose tokens are bytes; %s has a vocabulary of "
-                          "%zu: give --tokens",
+                          "%zu: give --tokens, or use launch/generate, which has tokenizers",
                           model_path, j->config.vocabulary);
     bool untied;
     MOERT_TRY(moert_model_config_check_tied(model_path, &j->config, &untied));
-    MOERT_TRY(read_numbers("tokens", &token_words, &j->tokens));
-    return read_numbers("stop", &stop_words, &j->stop);
+    MOERT_TRY(prompt != NULL ? moert_text_bytes(prompt, &j->tokens.token, &j->tokens.count)
+                             : read_words("--tokens", &token_words, &j->tokens));
+    if (stops && stop_words.count == 0 && j->config.end_token >= 0) {
+        MOERT_TRY(MOERT_GROW(&j->stop.token, &j->stop.room, 1));
+        j->stop.token[j->stop.count++] = j->config.end_token;
+    }
+    return stops ? read_words("--stop", &stop_words, &j->stop) : MOERT_OK;
 }
 
 static moert_status load(job *j) {
     MOERT_TRY(moert_checksums_begin(j->world, model_path, &j->manifest));
     MOERT_TRY(moert_comm_agree(j->world, read_inputs(j)));
     MOERT_TRY(moert_mesh_create(j->context, 0, &j->mesh));
+    moert_mesh_forward_only(j->mesh);
     MOERT_TRY(moert_model_create(j->mesh, &j->config, &j->model));
     moert_progress_begin("reading weights", 0);
     const moert_status status = moert_checksums_finish(
@@ -103,47 +146,49 @@ static moert_status load(job *j) {
     return status;
 }
 
-/* Whether the token ends the text. */
-static bool ends(const job *j, int32_t token) {
-    if (j->stop.count == 0)
-        return token == j->config.end_token;
-    for (size_t i = 0; i < j->stop.count; i++)
-        if (j->stop.token[i] == token)
-            return true;
-    return false;
-}
-
-/* Prints the new tokens in one line. */
-static moert_status generate_tokens(const job *j, moert_generation *generation) {
-    bool ended = false;
-    MOERT_TRY(moert_comm_agree(
-        j->world, moert_generation_begin(generation, j->tokens.token, j->tokens.count)));
-    for (size_t i = 0; i < most && !ended; i++) {
-        int32_t token;
-        MOERT_TRY(moert_generation_next(generation, &token));
-        ended = stops && ends(j, token);
-        moert_program_say(j->context, "%s%d", i > 0 ? " " : "", (int)token);
-    }
-    moert_program_say(j->context, "\n");
+/* Continues the text of j->tokens. */
+static moert_status continue_text(const job *j) {
+    const moert_text text = {.tokens = j->tokens.token,
+                             .count = j->tokens.count,
+                             .most = most,
+                             .bytes = prompt != NULL,
+                             .stop = j->stop.token,
+                             .stops = j->stop.count};
+    moert_text_times t;
+    if (prompt != NULL)
+        moert_program_say(j->context, "%s", prompt);
+    MOERT_TRY(moert_text_continue(j->context, j->generation, &text, &t));
+    if (rates && moert_context_rank(j->context) == 0 && t.made > 1)
+        fprintf(stderr, "%zu tokens: the first after %.2f s, then %.1f tokens/s\n", t.made,
+                t.first_s, (double)(t.made - 1) / t.rest_s);
     return MOERT_OK;
 }
 
-static moert_status generate(const job *j) {
-    const moert_sampling how = {temperature, top_k, top_p, seed};
-    const size_t window = j->config.max_positions;
-    moert_generation *generation = NULL;
-    if (prompt != NULL) {
-        moert_program_say(j->context, "%s", prompt);
-        MOERT_TRY(moert_generate_bytes(j->context, j->model, &how, window, prompt, most));
-        moert_program_say(j->context, "\n");
-        return MOERT_OK;
+/* Continues each line of standard input, which rank 0 reads. */
+static moert_status continue_lines(job *j) {
+    const bool first = moert_context_rank(j->context) == 0;
+    bool any = true;
+    for (size_t number = 1;; number++) {
+        moert_status status = first ? read_line(number, &j->tokens, &any) : MOERT_OK;
+        MOERT_TRY(moert_comm_agree(j->world, status));
+        MOERT_TRY(moert_comm_broadcast(j->world, 0, &any, sizeof any));
+        if (!any)
+            return MOERT_OK;
+        MOERT_TRY(moert_comm_broadcast(j->world, 0, &j->tokens.count, sizeof j->tokens.count));
+        status = first ? MOERT_OK : MOERT_GROW(&j->tokens.token, &j->tokens.room, j->tokens.count);
+        MOERT_TRY(moert_comm_agree(j->world, status));
+        MOERT_TRY(moert_comm_broadcast(j->world, 0, j->tokens.token,
+                                       j->tokens.count * sizeof *j->tokens.token));
+        MOERT_TRY(continue_text(j));
     }
-    moert_status status =
-        moert_comm_agree(j->world, moert_generation_create(j->model, &how, window, &generation));
-    if (status == MOERT_OK)
-        status = generate_tokens(j, generation);
-    moert_generation_destroy(generation);
-    return status;
+}
+
+static moert_status generate(job *j) {
+    const moert_generation_options how = {.sampling = {temperature, top_k, top_p, seed},
+                                          .window = j->config.max_positions,
+                                          .no_cache = !caches};
+    MOERT_TRY(moert_comm_agree(j->world, moert_generation_create(j->model, &how, &j->generation)));
+    return reads_lines ? continue_lines(j) : continue_text(j);
 }
 
 static moert_status run(moert_context *context) {
@@ -151,6 +196,7 @@ static moert_status run(moert_context *context) {
     moert_status status = load(&j);
     if (status == MOERT_OK)
         status = generate(&j);
+    moert_generation_destroy(j.generation);
     moert_model_destroy(j.model);
     moert_mesh_destroy(j.mesh);
     moert_manifest_free(j.manifest);
@@ -160,8 +206,8 @@ static moert_status run(moert_context *context) {
 }
 
 const moert_program moert_generate_program = MOERT_PROGRAM_OF(
-    "[mpirun -n R] moert-generate --model DIR --prompt TEXT|--tokens N... [OPTION...]",
-    "Continues a text with a model; each rank owns a part of the experts. The same options give "
-    "the same\ntokens on any number of ranks.",
+    "[mpirun -n R] moert-generate --model DIR --prompt TEXT|--tokens N...|--lines [OPTION...]",
+    "Continues texts with a model; each rank owns a part of the experts. The same options give the "
+    "same\ntokens on any number of ranks.",
     check);
 MOERT_MAIN(moert_generate_program)

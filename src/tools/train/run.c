@@ -8,7 +8,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "io/durable.h"
-#include "tools/common/bytes.h"
+#include "tools/common/text.h"
 #include "tools/common/option_file.h"
 #include "tools/common/program.h"
 #include "tools/train/directories.h"
@@ -30,12 +30,13 @@ typedef struct job {
 /* Prints a text that the model generates, byte by byte. */
 static moert_status show_sample(const job *j, moert_model *model) {
     const moert_train_options *o = j->options;
-    const moert_sampling how = {
-        .temperature = o->temperature, .top_p = 1.0, .seed = o->trainer.seed};
+    const moert_generation_options options = {
+        .sampling = {.temperature = o->temperature, .top_p = 1.0, .seed = o->trainer.seed},
+        .window = o->trainer.length};
     moert_program_say(j->context, "\nsample: %s", o->prompt);
-    const moert_status status = moert_generate_bytes(j->context, model, &how, o->trainer.length,
-                                                     o->prompt, o->sample_bytes);
-    moert_program_say(j->context, "\n\n");
+    const moert_status status =
+        moert_text_continue_bytes(j->context, model, &options, o->prompt, o->sample_bytes);
+    moert_program_say(j->context, "\n");
     return status;
 }
 
