@@ -3,7 +3,7 @@
 
   torch_generate.py [--rounds 5] [--tokens 64] [--dtype float32|bfloat16] [--threads 2]
 
-Makes a Qwen3-MoE model with 400 M random weights, of which a token reads 129 M. In each round every side generates the same number of
+Makes a Qwen3-MoE model with 400 M random weights, of which a token reads 140 M. In each round every side generates the same number of
 tokens after the same prompt; the time of the prompt does not count. In float32 the tokens of all sides must be equal. Prints medians, and
 the bytes of weights that a token reads, as a part of the bytes that these threads copy in the same time (bytes read and written).
 """
