@@ -311,7 +311,7 @@ $(BUILD)/man3: $(wildcard include/moert/*.h) docs/manpage3.awk
 		awk -v version=$(VERSION) -v to=$@ -f docs/manpage3.awk $(filter %.h,$^)
 
 manpage = awk -v name=$1 -v version=$(VERSION) -f docs/manpage.awk >$@
-LAUNCH := train stop preflight scaling virtual-cluster tokenize detokenize generate
+LAUNCH := train stop preflight scaling virtual-cluster tokenize detokenize generate evaluate
 MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 \
 	$(LAUNCH:%=$(BUILD)/man/moert-launch-%.1)
 

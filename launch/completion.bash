@@ -8,11 +8,11 @@ moert_complete() {
     moert-launch | moert-op) [ "$COMP_CWORD" -eq 1 ] || program+=("${COMP_WORDS[1]}") ;;
     esac
     local key=${program[*]}
-    case $key in # launch/train also takes the options of moert-train, launch/generate those of moert-generate
+    case $key in # launch/train also takes the options of moert-train, launch/generate and launch/evaluate those of moert-generate
     */train) train=$(dirname "$key")/../build/bin/moert-train ;;
     *moert-launch\ train) train=moert-train ;;
-    */generate) train=$(dirname "$key")/../build/bin/moert-generate ;;
-    *moert-launch\ generate) train=moert-generate ;;
+    */generate | */evaluate) train=$(dirname "$key")/../build/bin/moert-generate ;;
+    *moert-launch\ generate | *moert-launch\ evaluate) train=moert-generate ;;
     esac
     if [ -z "${moert_help[$key]+known}" ]; then
         moert_help[$key]=$("${program[@]}" --help 2>/dev/null; [ -z "$train" ] || "$train" --help 2>/dev/null)
@@ -24,4 +24,4 @@ moert_complete() {
     COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
 complete -o default -F moert_complete moert-train moert-layer moert-op moert-info moert-report moert-tune moert-preflight moert-generate moert-launch \
-    launch/train launch/stop launch/preflight launch/scaling launch/tokenize launch/detokenize launch/generate
+    launch/train launch/stop launch/preflight launch/scaling launch/tokenize launch/detokenize launch/generate launch/evaluate

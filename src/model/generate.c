@@ -143,41 +143,85 @@ moert_status moert_generation_begin(moert_generation *g, const int32_t *tokens, 
     return MOERT_OK;
 }
 
-/* Runs the tokens of the window that are not cached. *count = their number. */
-static moert_status forward(moert_generation *g, size_t *count) {
-    const size_t window = g->options.window, seen = moert_min(g->count, window),
-                 past = g->caches && g->count <= window ? g->cached : 0,
-                 first = g->count - seen + past;
-    while (g->caches && g->cache_room < seen)
-        g->cache_room = moert_min(window, moert_max(2 * g->cache_room, LEAST_ROOM));
-    if (g->caches)
-        MOERT_TRY(moert_run_cache(g->run, g->cache_room));
+/* Runs the tokens [first, end) of the text. The tokens from `first` - `past` on are cached. */
+static moert_status run_tokens(moert_generation *g, size_t first, size_t end, size_t past) {
+    const size_t seen = past + end - first;
     const moert_model_batch batch = {.total_sequences = 1,
-                                     .length = g->count - first,
+                                     .length = end - first,
                                      .input = g->text + first,
                                      .forward_only = true,
                                      .past = past};
+    while (g->caches && g->cache_room < seen)
+        g->cache_room = moert_min(g->options.window, moert_max(2 * g->cache_room, LEAST_ROOM));
+    if (g->caches)
+        MOERT_TRY(moert_run_cache(g->run, g->cache_room));
     MOERT_TRY(moert_run_forward(g->run, &batch));
-    g->cached = g->count <= window ? g->count : 0;
-    *count = batch.length;
+    g->cached = g->caches && seen == end ? end : 0;
     return MOERT_OK;
+}
+
+/* Whether this rank has the sequence, which is on the last rank. */
+static bool has_text(const moert_generation *g) {
+    const moert_comm *world = moert_model_mesh(g->model)->world;
+    size_t first, count;
+    moert_model_partition(1, moert_comm_rank(world), moert_comm_size(world), &first, &count);
+    return count == 1;
 }
 
 moert_status moert_generation_next(moert_generation *g, int32_t *token) {
     moert_comm *world = moert_model_mesh(g->model)->world;
     const size_t vocabulary = moert_model_describe(g->model)->vocabulary,
-                 ranks = moert_comm_size(world);
-    size_t first, count, tokens = 0;
-    moert_status status = MOERT_OK;
-    moert_model_partition(1, moert_comm_rank(world), ranks, &first, &count);
-    MOERT_TRY(forward(g, &tokens));
-    if (count == 1) /* this rank has the sequence */
-        status = moert_run_logits(g->run, tokens - 1, g->logits);
+                 begin = g->count - moert_min(g->count, g->options.window),
+                 past = begin == 0 ? g->cached : 0;
+    const moert_sampling *how = &g->options.sampling;
+    MOERT_TRY(run_tokens(g, begin + past, g->count, past));
+    const moert_status status =
+        has_text(g) ? moert_run_logits(g->run, g->count - begin - past - 1, g->logits) : MOERT_OK;
     MOERT_TRY(moert_comm_agree(world, status));
-    if (count == 1)
-        *token = moert_sample_token(&g->options.sampling, g->logits, vocabulary,
-                                    moert_rng_uniform(g->options.sampling.seed, STREAM, g->count),
-                                    g->order);
-    MOERT_TRY(moert_comm_broadcast(world, ranks - 1, token, sizeof *token));
+    if (has_text(g))
+        *token = moert_sample_token(how, g->logits, vocabulary,
+                                    moert_rng_uniform(how->seed, STREAM, g->count), g->order);
+    MOERT_TRY(moert_comm_broadcast(world, moert_comm_size(world) - 1, token, sizeof *token));
     return append(g, *token);
+}
+
+/* ---- scores ---- */
+
+/* Adds the logarithm of a token's probability. */
+static void add_score(const float *logits, size_t count, int32_t token, moert_likelihood *score) {
+    size_t best = 0;
+    double sum = 0.0;
+    for (size_t i = 1; i < count; i++)
+        best = logits[i] > logits[best] ? i : best;
+    for (size_t i = 0; i < count; i++)
+        sum += moert_exp((double)logits[i] - (double)logits[best]);
+    score->log_probability += (double)logits[token] - (double)logits[best] - moert_log(sum);
+    score->is_greedy &= (size_t)token == best;
+}
+
+static moert_status score_tokens(moert_generation *g, size_t past, size_t first,
+                                 moert_likelihood *score) {
+    const size_t vocabulary = moert_model_describe(g->model)->vocabulary;
+    *score = (moert_likelihood){.is_greedy = true};
+    for (size_t i = first; i < g->count && has_text(g); i++) {
+        MOERT_TRY(moert_run_logits(g->run, i - 1 - past, g->logits));
+        add_score(g->logits, vocabulary, g->text[i], score);
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_generation_score(moert_generation *g, const int32_t *tokens, size_t count,
+                                    size_t first, moert_likelihood *score) {
+    moert_comm *world = moert_model_mesh(g->model)->world;
+    if (first == 0 || first >= count)
+        return MOERT_FAIL(ERROR_USAGE, "a text of %zu tokens has no score from token %zu on", count,
+                          first);
+    if (count > g->options.window)
+        return MOERT_FAIL(ERROR_USAGE, "a text of %zu tokens is longer than the model's %zu", count,
+                          g->options.window);
+    MOERT_TRY(moert_comm_agree(world, moert_generation_begin(g, tokens, count)));
+    const size_t past = moert_min(g->cached, first - 1); /* the logits of token first - 1 count */
+    MOERT_TRY(run_tokens(g, past, count - 1, past));
+    MOERT_TRY(moert_comm_agree(world, score_tokens(g, past, first, score)));
+    return moert_comm_broadcast(world, moert_comm_size(world) - 1, score, sizeof *score);
 }

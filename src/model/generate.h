@@ -43,3 +43,13 @@ moert_status moert_generation_begin(moert_generation *generation, const int32_t 
                                     size_t count);
 /* Draws the next token, and appends it to the text. Collective. */
 moert_status moert_generation_next(moert_generation *generation, int32_t *token);
+
+typedef struct moert_likelihood {
+    double log_probability; /* the sum over the tokens, each given all tokens before it */
+    bool is_greedy;         /* each token is the most likely one */
+} moert_likelihood;
+/* Begins a new text with tokens[count], and scores its tokens from `first` on, 1 <= first < count.
+ * ERROR_USAGE: as for moert_generation_begin; another `first`; more tokens than the window.
+ * Collective. */
+moert_status moert_generation_score(moert_generation *generation, const int32_t *tokens,
+                                    size_t count, size_t first, moert_likelihood *score);

@@ -91,7 +91,25 @@ refused 2 "give the text to continue, as --prompt, as --tokens or as --lines" "n
 refused 2 "token 1 of the text is 256; expected 0..255" "a token outside of the vocabulary" alone "$program" --model "$tmp/run/model" --tokens 1 256
 refused 2 "a text begins with at least one token" "an empty text" alone "$program" --model "$tmp/run/model" --prompt ''
 
-# launch/generate: texts and chats
+# the log-probabilities of tokens
+printf '84 104 | 101 32\n84 104 101 | 32 84 7\n84 104 101 | 0\n' >"$tmp/lines"
+alone "$program" --model "$tmp/run/model" --lines --score <"$tmp/lines" && cp "$log" "$tmp/scores" &&
+    awk '$1 >= 0 || $2 !~ /^[01]$/ { bad = 1 } END { exit NR != 3 || bad }' "$log"
+verdict $? "--score: log-probabilities of three lines"
+for count in 2 3; do
+    ranks $count "$program" --model "$tmp/run/model" --lines --score --no-cache <"$tmp/lines" && diff "$tmp/scores" "$log" >>"$log"
+    verdict $? "$count ranks, without a cache: the same digits"
+done
+for i in {0..255}; do echo "84 104 101 | $i"; done >"$tmp/lines"
+alone "$program" --model "$tmp/run/model" --lines --score <"$tmp/lines" &&
+    awk '{ sum += exp($1); best += $2 } END { exit !(NR == 256 && best == 1 && sum > 0.999999 && sum < 1.000001) }' "$log"
+verdict $? "the probabilities of all next tokens sum to 1, and one token is the most likely"
+echo '84 104' >"$tmp/lines"
+refused 2 "line 1 of standard input: expected tokens, a bar and tokens" "a line without a bar" \
+    alone "$program" --model "$tmp/run/model" --lines --score <"$tmp/lines"
+refused 2 "score needs --lines" "--score without lines" alone "$program" --model "$tmp/run/model" --tokens 1 2 --score
+
+# launch/generate: texts and chats; launch/evaluate: questions
 if command -v "${PYTHON:-python3}" >/dev/null; then
     logged launch/generate --np 2 --model "$tmp/run/model" --prompt 'The ' --count 40 && diff "$tmp/one" "$log" >>"$log"
     verdict $? "launch/generate: the text of moert-generate"
@@ -101,6 +119,18 @@ if command -v "${PYTHON:-python3}" >/dev/null; then
     refused 1 "there is no config.json" "no model" logged launch/generate --model "$tmp" --prompt x
     refused 2 "unknown option --temperatur; did you mean --temperature" "an unknown option" \
         logged launch/generate --model "$tmp/run/model" --prompt x --temperatur 0
+    printf '{"question": "The", "choices": ["%s", "zzzz qq"], "answer": 0}\n' "$(tail -c +5 "$tmp/one" | tr -cd 'a-z ' | cut -c 1-8)" >"$tmp/questions"
+    printf '{"question": "zz zz zz zz zz zz zz zz zz zz zz", "choices": ["q", "the license", "z"], "answer": 1}\n' >>"$tmp/questions"
+    for count in 1 2; do
+        logged launch/evaluate --np $count --model "$tmp/run/model" --questions "$tmp/questions" "$tmp/questions" --json "$tmp/answers-$count" &&
+            has_lines "$log" 'questions: 2 questions, acc [01]\.[05]000 \+- 0\.[05]000, acc_norm .*, loss of the right choice [0-9.]+$'
+        verdict $? "launch/evaluate on $count ranks"
+    done
+    check "the answers on 2 ranks are those on 1" cmp "$tmp/answers-1" "$tmp/answers-2"
+    echo '{"question": "x", "choices": ["a"], "answer": 0}' >"$tmp/wrong"
+    refused 1 "wrong, line 1: expected a JSON object" "a question without choices" \
+        logged launch/evaluate --model "$tmp/run/model" --questions "$tmp/wrong"
+    refused 1 "questions is needed" "no questions" logged launch/evaluate --model "$tmp/run/model"
 fi
 if "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers, jinja2' 2>/dev/null; then
     export TRANSFORMERS_VERBOSITY=error
@@ -118,7 +148,21 @@ if "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers, jinja2' 2>/d
         diff "$tmp/expected" "$tmp/actual" >>"$log"
         verdict $? "launch/generate, $kind: what transformers generates"
     done
+    "$PYTHON" - >"$tmp/questions" <<'END'
+import json, random
+rng, words = random.Random(1), open("LICENSE").read().split()
+part = lambda at, count: " ".join(words[at:at + count])
+for i in range(30):
+    at, count = rng.randrange(len(words) - 40), rng.randrange(3, 20)
+    choices = [part(at + count, rng.randrange(1, 6))] + [part(rng.randrange(len(words) - 9), rng.randrange(1, 6)) for _ in range(3)]
+    answer = rng.randrange(4)
+    choices[0], choices[answer] = choices[answer], choices[0]
+    print(json.dumps({"question": part(at, count) + rng.choice(["", ",", " ", "\n"]), "choices": choices, "answer": answer}))
+END
+    logged launch/evaluate --model "$tmp/words/model" --questions "$tmp/questions" --json "$tmp/answers" &&
+        logged "$PYTHON" tests/tools/generate_oracle.py choices "$tmp/words/model" "$tmp/questions" "$tmp/answers"
+    verdict $? "launch/evaluate: the answers and losses of transformers"
 else
-    verdict 0 "texts and chats of transformers # SKIP no torch, transformers, tokenizers or jinja2"
+    verdict 0 "texts, chats and answers of transformers # SKIP no torch, transformers, tokenizers or jinja2"
 fi
 finish

@@ -66,7 +66,7 @@ verdict $? "moert-launch directory has the scripts for Slurm"
 helps() { # prints a line PAGE OPTION for each option of each program
     local program
     for program in train generate layer op info report tune preflight; do moert-$program --help | sed -nE "s/^  (--[a-z0-9-]+).*/moert-$program \1/p"; done
-    for program in train stop preflight scaling virtual-cluster tokenize detokenize generate; do
+    for program in train stop preflight scaling virtual-cluster tokenize detokenize generate evaluate; do
         moert-launch $program --help | sed -nE "s/^  (--[a-z0-9-]+).*/moert-launch-$program \1/p"
     done
 }

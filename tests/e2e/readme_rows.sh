@@ -12,6 +12,7 @@ cd "$tmp/here" || exit 1
 for each in "$root"/*; do ln -s "$each" .; done
 cp "$root/LICENSE" "$root/README.md" DIRECTORY
 echo "$(hostname) slots=2" >FILE
+echo '{"question": "The", "choices": ["license", "qqqq"], "answer": 0}' >questions.jsonl
 cp -r "$root/tests/golden/model/mixtral-tiny" MODEL
 for ending in bin idx; do cp "$root/tests/golden/data/u8.$ending" "corpus.$ending"; done # what launch/tokenize makes
 
@@ -22,6 +23,14 @@ verdict $? "the table has commands"
 while IFS= read -r command <&3; do
     case $command in
     launch/tokenize*) verdict 0 "$command # SKIP tokenize.sh runs it" ;;
+    launch/generate* | launch/evaluate*)
+        if command -v "${PYTHON:-python3}" >/dev/null; then
+            logged bash -c "$command"
+            verdict $? "$command"
+        else
+            verdict 0 "$command # SKIP there is no python3"
+        fi
+        ;;
     launch/virtual-cluster*) verdict 0 "$command # SKIP cluster.sh runs it" ;;
     build/bin/moert-tune) # moert-tune runs until it is stopped
         logged timeout -s INT 20 bash -c "MOERT_CACHE_DIR=$tmp/cache $command --busy"

@@ -52,7 +52,7 @@ refused() {
     # mpirun of Open MPI 4 otherwise waits two seconds for ranks of a failed job. Only ranks that are killed or stopped need the
     # two seconds
     OMPI_MCA_odls_base_sigkill_timeout=0 "${@:4}"
-    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |stop: |preflight: |scaling: |virtual-cluster: |install-deps: |tokenize: |generate: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |stop: |preflight: |scaling: |virtual-cluster: |install-deps: |tokenize: |generate: |evaluate: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
     verdict $? "$3"
 }
 

@@ -14,7 +14,7 @@ static const char *model_path, *prompt;
 static moert_option_list token_words, stop_words;
 static size_t most, top_k, seed;
 static double temperature, top_p;
-static bool reads_lines, stops, caches, rates;
+static bool reads_lines, scores, stops, caches, rates;
 static moert_compute_choice compute;
 
 static const moert_option options[] = {
@@ -27,6 +27,9 @@ static const moert_option options[] = {
     {"lines", MOERT_OPTION_FLAG, &reads_lines, NULL, NULL,
      "continue the tokens of each line of standard input; tokens at the start of a line that are "
      "also at the start of the previous text, with its continuation, are not computed again"},
+    {"score", MOERT_OPTION_FLAG, &scores, NULL, NULL,
+     "with --lines, draw no tokens: of a line TOKENS | TOKENS print the log-probability of the "
+     "second part after the first, and 1 if it has the most likely tokens, else 0"},
     {"count", MOERT_OPTION_UINT, &most, "100", "1..1000000", "most new tokens of a text"},
     {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0..100",
      "logits are divided by it; 0: always the most likely token"},
@@ -50,6 +53,7 @@ static const moert_option options[] = {
 typedef struct numbers {
     int32_t *token;
     size_t count, room;
+    size_t bar; /* number of tokens before the bar of a line with --score; 0: no bar */
 } numbers;
 
 /* Appends the number of a word. */
@@ -77,16 +81,21 @@ static moert_status read_line(size_t number, numbers *to, bool *any) {
     char *line = NULL, *rest, where[48];
     size_t room = 0;
     moert_status status = MOERT_OK;
-    to->count = 0;
+    to->count = to->bar = 0;
     snprintf(where, sizeof where, "line %zu of standard input", number);
     *any = getline(&line, &room, stdin) >= 0;
     for (char *word = *any ? strtok_r(line, blanks, &rest) : NULL;
          word != NULL && status == MOERT_OK; word = strtok_r(NULL, blanks, &rest))
-        status = add_number(where, word, to);
+        if (scores && strcmp(word, "|") == 0)
+            to->bar = to->count;
+        else
+            status = add_number(where, word, to);
     if (!*any && ferror(stdin))
         status = MOERT_FAIL(ERROR_IO, "cannot read standard input: %s", strerror(errno));
     if (*any && status == MOERT_OK && to->count == 0)
         status = MOERT_FAIL(ERROR_USAGE, "%s has no tokens", where);
+    else if (*any && status == MOERT_OK && scores && (to->bar == 0 || to->bar == to->count))
+        status = MOERT_FAIL(ERROR_USAGE, "%s: expected tokens, a bar and tokens: '1 2 | 3'", where);
     free(line);
     return status;
 }
@@ -100,6 +109,8 @@ static moert_status check(const moert_command *command) {
     if ((prompt != NULL) + (token_words.count > 0) + reads_lines != 1)
         return MOERT_FAIL(ERROR_USAGE,
                           "give the text to continue, as --prompt, as --tokens or as --lines");
+    if (scores && !reads_lines)
+        return MOERT_FAIL(ERROR_USAGE, "--score needs --lines, which gives it the texts");
     return MOERT_OK;
 }
 
@@ -164,7 +175,15 @@ static moert_status continue_text(const job *j) {
     return MOERT_OK;
 }
 
-/* Continues each line of standard input, which rank 0 reads. */
+static moert_status score_text(const job *j) {
+    moert_likelihood score;
+    MOERT_TRY(moert_generation_score(j->generation, j->tokens.token, j->tokens.count, j->tokens.bar,
+                                     &score));
+    moert_program_say(j->context, "%.9g %d\n", score.log_probability, score.is_greedy);
+    return MOERT_OK;
+}
+
+/* Continues or scores each line of standard input, which rank 0 reads. */
 static moert_status continue_lines(job *j) {
     const bool first = moert_context_rank(j->context) == 0;
     bool any = true;
@@ -175,11 +194,12 @@ static moert_status continue_lines(job *j) {
         if (!any)
             return MOERT_OK;
         MOERT_TRY(moert_comm_broadcast(j->world, 0, &j->tokens.count, sizeof j->tokens.count));
+        MOERT_TRY(moert_comm_broadcast(j->world, 0, &j->tokens.bar, sizeof j->tokens.bar));
         status = first ? MOERT_OK : MOERT_GROW(&j->tokens.token, &j->tokens.room, j->tokens.count);
         MOERT_TRY(moert_comm_agree(j->world, status));
         MOERT_TRY(moert_comm_broadcast(j->world, 0, j->tokens.token,
                                        j->tokens.count * sizeof *j->tokens.token));
-        MOERT_TRY(continue_text(j));
+        MOERT_TRY(scores ? score_text(j) : continue_text(j));
     }
 }
 

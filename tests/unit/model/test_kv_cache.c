@@ -1,6 +1,9 @@
 // run: check=1,2 all=3,1san,1gpu
 /* The cache of keys and values: sequences that are computed in pieces have the logits of sequences
  * that are computed at once, bit for bit. */
+#include <math.h>
+
+#include "model/generate.h"
 #include "support/model/model_run.h"
 
 enum { LENGTH = 40, SEQUENCES = 3 };
@@ -95,6 +98,53 @@ TEST(test_pieces_of_sequences_have_the_logits_of_whole_sequences) {
             print_message("%s%s\n", models[i], bf16 ? ", bf16" : "");
             check_pieces(models[i], bf16 ? MOERT_PRECISION_BF16 : MOERT_PRECISION_F32);
         }
+}
+
+/* The sum of the logarithms of the probabilities of tokens [first, end), from whole[LENGTH, V]. */
+static double log_probability(const int32_t *tokens, size_t first, size_t end, const float *whole,
+                              size_t vocabulary) {
+    double all = 0.0;
+    for (size_t t = first; t < end; t++) {
+        const float *logits = whole + (t - 1) * vocabulary;
+        double sum = 0.0;
+        for (size_t i = 0; i < vocabulary; i++)
+            sum += exp((double)logits[i]);
+        all += (double)logits[tokens[t]] - log(sum);
+    }
+    return all;
+}
+
+TEST(test_scores_are_those_of_the_logits) {
+    static const struct {
+        size_t first, count;
+    } rows[] = {{12, 20}, {12, 14}, {19, 20}, {1, 2}, {1, LENGTH}, {LENGTH - 1, LENGTH}};
+    moert_model *model = load_forward_only("qwen3-tiny", MOERT_PRECISION_F32);
+    const size_t vocabulary = moert_model_describe(model)->vocabulary;
+    const model_data data = random_data(model);
+    for (int caches = 0; caches < 2; caches++) {
+        const moert_generation_options options = {.window = LENGTH, .no_cache = !caches};
+        moert_generation *generation;
+        ASSERT_OK(moert_generation_create(model, &options, &generation));
+        for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+            const moert_model_batch batch = {.total_sequences = test_ranks, /* one on each rank */
+                                             .length = LENGTH,
+                                             .input = data.input,
+                                             .forward_only = true};
+            moert_likelihood got;
+            ASSERT_OK(moert_run_forward(run_of(model), &batch));
+            const double want = log_probability(data.input, rows[i].first, rows[i].count,
+                                                model_logits(model), vocabulary);
+            ASSERT_OK(
+                moert_generation_score(generation, data.input, rows[i].count, rows[i].first, &got));
+            ASSERT_ON_ALL(fabs(got.log_probability - want) < 1e-9 * fabs(want));
+        }
+        moert_likelihood unused;
+        ASSERT_REFUSED(moert_generation_score(generation, data.input, 4, 4, &unused),
+                       "a text of 4 tokens has no score from token 4 on");
+        ASSERT_REFUSED(moert_generation_score(generation, data.input, LENGTH + 1, 1, &unused),
+                       "a text of 41 tokens is longer than the model's 40");
+        moert_generation_destroy(generation);
+    }
 }
 
 TEST(test_batches_that_a_cache_cannot_hold_are_refused) {
