@@ -110,7 +110,8 @@ refused 2 "line 1 of standard input: expected tokens, a bar and tokens" "a line 
 refused 2 "score needs --lines" "--score without lines" alone "$program" --model "$tmp/run/model" --tokens 1 2 --score
 
 # launch/generate: texts and chats; launch/evaluate: questions
-if command -v "${PYTHON:-python3}" >/dev/null; then
+export PYTHON=${PYTHON:-python3}
+if command -v "$PYTHON" >/dev/null; then
     logged launch/generate --np 2 --model "$tmp/run/model" --prompt 'The ' --count 40 && diff "$tmp/one" "$log" >>"$log"
     verdict $? "launch/generate: the text of moert-generate"
     printf 'The \n\nThe \n' | logged launch/generate --model "$tmp/run/model" --count 40 && [ "$(cat "$log")" = "$(cat "$tmp/one" "$tmp/one")" ]
@@ -132,7 +133,7 @@ if command -v "${PYTHON:-python3}" >/dev/null; then
         logged launch/evaluate --model "$tmp/run/model" --questions "$tmp/wrong"
     refused 1 "questions is needed" "no questions" logged launch/evaluate --model "$tmp/run/model"
 fi
-if "${PYTHON:-python3}" -c 'import torch, transformers, tokenizers, jinja2' 2>/dev/null; then
+if "$PYTHON" -c 'import torch, transformers, tokenizers, jinja2, pyarrow' 2>/dev/null; then
     export TRANSFORMERS_VERBOSITY=error
     mkdir "$tmp/data"
     logged "$PYTHON" tests/tools/token_oracle.py make "$tmp/data" && logged launch/tokenize --tokenizer "$tmp/data/chat" --out "$tmp/corpus" LICENSE &&
@@ -163,6 +164,6 @@ END
         logged "$PYTHON" tests/tools/generate_oracle.py choices "$tmp/words/model" "$tmp/questions" "$tmp/answers"
     verdict $? "launch/evaluate: the answers and losses of transformers"
 else
-    verdict 0 "texts, chats and answers of transformers # SKIP no torch, transformers, tokenizers or jinja2"
+    verdict 0 "texts, chats and answers of transformers # SKIP no torch, transformers, tokenizers, jinja2 or pyarrow"
 fi
 finish
