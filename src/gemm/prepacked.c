@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "device/buffer.h"
 #include "device/device.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
@@ -123,7 +124,7 @@ size_t moert_panels_bytes(const moert_panels *panels) {
 void moert_panels_destroy(moert_panels *panels) {
     if (panels == NULL)
         return;
-    moert_buffer_destroy(panels->buffer);
+    MOERT_DESTROY(panels->buffer, panels->ends);
     free(panels);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "device/buffer.h"
 #include "device/device.h"
 #include "device/nvidia/tensor_map.h"
 #include "gemm/backend.h"
@@ -28,24 +29,33 @@ static size_t plan(const moert_device *device, const moert_choices *choices, moe
     return shape->groups * shape->n * shape->k * sizeof(uint16_t);
 }
 
-/* Dequantizes a weight; all groups of a weight have equally many rows. */
-static moert_status decode(const moert_panels *panels, const moert_quantized *quantized) {
+/* Makes the ends of the weight's groups, which have equally many rows. */
+static moert_status make_ends(moert_panels *panels) {
     const moert_panels_shape *shape = &panels->shape;
-    moert_device *device = moert_buffer_device(panels->buffer);
-    moert_buffer *ends = NULL;
-    moert_status status;
+    if (panels->ends != NULL)
+        return MOERT_OK;
+    moert_buffer *ends;
+    MOERT_TRY(moert_buffer_create(moert_buffer_device(panels->buffer),
+                                  shape->groups * sizeof(uint32_t), &ends));
+    const moert_status status = moert_buffer_write_ends(shape->groups, shape->n, ends);
+    if (status == MOERT_OK)
+        panels->ends = ends;
+    else
+        moert_buffer_destroy(ends);
+    return status;
+}
+
+/* Dequantizes a weight. */
+static moert_status decode(moert_panels *panels, const moert_quantized *quantized) {
+    const moert_panels_shape *shape = &panels->shape;
     if (quantized->transposed)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a transposed weight cannot be prepacked for tensor cores");
-    MOERT_TRY(moert_buffer_create(device, shape->groups * sizeof(uint32_t), &ends));
-    for (size_t g = 0; g < shape->groups; g++) {
-        const uint32_t end = (uint32_t)((g + 1) * shape->n);
-        MOERT_TRY_OR(destroy, moert_buffer_write(ends, g * sizeof end, &end, sizeof end));
-    }
-    const moert_quantize op = {
-        .size = sizeof op,
+    MOERT_TRY(make_ends(panels));
+    return moert_portable_dequantize(&(moert_quantize){
+        .size = sizeof(moert_quantize),
         .how = {.format = quantized->format, .axis = quantized->axis, .group_scales = true},
-        .groups = {ends, shape->groups, shape->groups * shape->n},
+        .groups = {panels->ends, shape->groups, shape->groups * shape->n},
         .columns = shape->k,
         .x = panels->buffer,
         .x_type = MOERT_DTYPE_BF16,
@@ -53,14 +63,10 @@ static moert_status decode(const moert_panels *panels, const moert_quantized *qu
         .scale = (moert_buffer *)quantized->scale,
         .global = (moert_buffer *)quantized->global,
         .blocks = shape->groups * moert_ceil_div(shape->n, moert_format_block(quantized->format)),
-    };
-    status = moert_portable_dequantize(&op);
-destroy:
-    moert_buffer_destroy(ends);
-    return status;
+    });
 }
 
-static moert_status fill(const moert_panels *panels, const moert_buffer *weight,
+static moert_status fill(moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized) {
     const moert_panels_shape *shape = &panels->shape;
     if (quantized != NULL)

@@ -75,7 +75,7 @@ void moert_gemm_program(const moert_device *device, moert_dtype type, const moer
         snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
-static moert_status fill(const moert_panels *panels, const moert_buffer *weight,
+static moert_status fill(moert_panels *panels, const moert_buffer *weight,
                          const moert_quantized *quantized) {
     static const char *const kernels[] = {"gemm_prepack_forward", "gemm_prepack_dgrad",
                                           "gemm_prepack_gated"};
