@@ -52,8 +52,8 @@ static moert_status decode(moert_panels *panels, const moert_quantized *quantize
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a transposed weight cannot be prepacked for tensor cores");
     MOERT_TRY(make_ends(panels));
-    return moert_portable_dequantize(&(moert_quantize){
-        .size = sizeof(moert_quantize),
+    const moert_quantize op = {
+        .size = sizeof op,
         .how = {.format = quantized->format, .axis = quantized->axis, .group_scales = true},
         .groups = {panels->ends, shape->groups, shape->groups * shape->n},
         .columns = shape->k,
@@ -63,7 +63,8 @@ static moert_status decode(moert_panels *panels, const moert_quantized *quantize
         .scale = (moert_buffer *)quantized->scale,
         .global = (moert_buffer *)quantized->global,
         .blocks = shape->groups * moert_ceil_div(shape->n, moert_format_block(quantized->format)),
-    });
+    };
+    return moert_decode_suits(&op, true) ? moert_decode(&op) : moert_portable_dequantize(&op);
 }
 
 static moert_status fill(moert_panels *panels, const moert_buffer *weight,
