@@ -292,7 +292,7 @@ static moert_status read_random(const moert_data *data, moert_draw draw, size_t 
 
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target, int32_t *positions) {
-    const uint64_t number = draw.step * draw.batch + draw.index;
+    const uint64_t number = draw.before + draw.index;
     MOERT_TRY(moert_data_check_length(data, length));
     if (positions == NULL && moert_data_describe(data).divided)
         return MOERT_FAIL(
@@ -300,7 +300,7 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
             "sequences of several documents need a buffer for positions, but positions is NULL");
     if (data->blend != NULL) {
         const moert_blend_turn turn = moert_blend_at(data->blend, number);
-        draw = (moert_draw){draw.seed + turn.source, turn.number, 0, 1};
+        draw = (moert_draw){draw.seed + turn.source, turn.number, 0, turn.number};
         return moert_data_sequence(data->parts[turn.source], draw, length, input, target,
                                    positions);
     }

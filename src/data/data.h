@@ -108,7 +108,7 @@ moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary);
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;
-    size_t batch; /* sequences of a step; used only for epochs and blends */
+    uint64_t before; /* sequences of all earlier steps; used only for epochs and blends */
 } moert_draw;
 
 /*

@@ -30,6 +30,8 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
         json_object_set_new(root, "best",
                             json_pack("{sI sI sf}", "step", (json_int_t)state->best.step, "since",
                                       (json_int_t)state->best.since, "loss", state->best.loss));
+    if (state->batch_ramp[0] != '\0')
+        json_object_set_new(root, "batch_ramp", json_string(state->batch_ramp));
     json_object_set_new(root, "data", json_string(state->data));
     json_object_set_new(root, "split", json_string(state->split));
     json_object_set_new(root, "schedule", json_string(state->schedule));
@@ -87,6 +89,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     if (json_object_get(root, "left_out") != NULL)
         MOERT_TRY(read_number(root, path, "left_out", &state->left_out));
     MOERT_TRY(read_best(root, path, &state->best));
+    MOERT_TRY(read_text(root, path, "batch_ramp", sizeof state->batch_ramp, state->batch_ramp));
     MOERT_TRY(read_text(root, path, "data", sizeof state->data, state->data));
     MOERT_TRY(read_text(root, path, "split", sizeof state->split, state->split));
     MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));

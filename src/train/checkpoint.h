@@ -13,6 +13,7 @@
 #pragma once
 
 #include "data/data.h"
+#include "train/batch_ramp.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
@@ -24,7 +25,7 @@
     X(skipped)        /* steps skipped for non-finite gradients */                                 \
     X(skipped_in_row) /* skipped steps since the last applied one */                               \
     X(seed)                                                                                        \
-    X(batch)  /* sequences per step */                                                             \
+    X(batch)  /* sequences per step, at the end of a ramp */                                       \
     X(length) /* tokens per sequence */
 
 /* The lowest held-out loss of a run so far. */
@@ -43,10 +44,11 @@ typedef struct moert_run_state {
     uint64_t left_out;
     moert_best best;
     /* Texts of state.json. A text that an older version's state.json lacks is "". */
-    char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
-    char split[MOERT_SPLIT_TEXT_BYTES];       /* split of the data (data/split.h); "" for token
+    char batch_ramp[MOERT_BATCH_RAMP_TEXT_BYTES]; /* "" without a ramp */
+    char data[MOERT_IDENTITY_BYTES];              /* identity of the training data */
+    char split[MOERT_SPLIT_TEXT_BYTES];           /* split of the data (data/split.h); "" for token
                                                  arrays */
-    char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* schedule of the learning rate */
+    char schedule[MOERT_SCHEDULE_TEXT_BYTES];     /* schedule of the learning rate */
     /* other options that change results, as lines "--name value\n" */
     char options[MOERT_SETTINGS_BYTES];
 } moert_run_state;

@@ -48,6 +48,11 @@ static inline bool moert_trainer_uses_bf16(const moert_trainer *t) {
            c->precision == MOERT_PRECISION_MXFP8;
 }
 
+/* The number of sequences of the step that is computed. */
+static inline size_t moert_trainer_batch(const moert_trainer *t) {
+    return moert_batch_at(&t->options->batch, t->state.step);
+}
+
 /* The number of experts in all MoE layers together. */
 static inline size_t moert_trainer_experts(const moert_trainer *t) {
     return moert_model_moe_layers(t->model) * moert_model_describe(t->model)->router.experts;

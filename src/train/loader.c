@@ -11,7 +11,6 @@
 typedef struct slot {
     const moert_loader_options *options;
     uint64_t step;
-    size_t first; /* index of this rank's first sequence in each micro-batch */
     int32_t *input, *target, *positions;
     moert_loaded loaded;
     moert_status status;
@@ -28,11 +27,14 @@ struct moert_loader {
 
 static moert_status read_step(slot *s) {
     const moert_loader_options *o = s->options;
-    const size_t piece = o->batch / o->micro_batches;
+    const size_t piece = moert_batch_at(&o->batch, s->step) / o->micro_batches;
+    const uint64_t before = moert_batch_before(&o->batch, s->step);
+    size_t first; /* index of this rank's first sequence in each micro-batch */
+    moert_model_partition(piece, o->rank, o->ranks, &first, &s->loaded.sequences);
     s->loaded.targets = 0;
     for (size_t m = 0, at = 0; m < o->micro_batches; m++)
         for (size_t i = 0; i < s->loaded.sequences; i++, at += o->length) {
-            const moert_draw draw = {o->seed, s->step, m * piece + s->first + i, o->batch};
+            const moert_draw draw = {o->seed, s->step, m * piece + first + i, before};
             MOERT_TRY(moert_data_sequence(o->data, draw, o->length, s->input + at, s->target + at,
                                           s->positions != NULL ? s->positions + at : NULL));
             for (size_t t = at; t < at + o->length; t++)
@@ -55,10 +57,11 @@ static void join(moert_loader *loader) {
 }
 
 static moert_status make_slot(const moert_loader_options *options, slot *s) {
-    const size_t piece = options->batch / options->micro_batches;
+    /* a smaller batch may give this rank more sequences than the largest batch does */
+    const size_t piece = options->batch.largest / options->micro_batches,
+                 sequences = moert_ceil_div(piece, options->ranks),
+                 tokens = options->micro_batches * sequences * options->length;
     s->options = options;
-    moert_model_partition(piece, options->rank, options->ranks, &s->first, &s->loaded.sequences);
-    const size_t tokens = options->micro_batches * s->loaded.sequences * options->length;
     MOERT_TRY(MOERT_NEW_ARRAY(&s->input, tokens));
     MOERT_TRY(MOERT_NEW_ARRAY(&s->target, tokens));
     if (moert_data_describe(options->data).divided)

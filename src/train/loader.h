@@ -5,6 +5,7 @@
 #pragma once
 
 #include "data/data.h"
+#include "train/batch_ramp.h"
 
 typedef struct moert_loader moert_loader;
 
@@ -12,9 +13,9 @@ typedef struct moert_loader_options {
     const moert_data *data; /* must outlive the loader */
     uint64_t seed;
     size_t steps; /* number of steps of the training, after which the thread reads nothing */
-    size_t batch; /* sequences per step, over all ranks */
-    size_t micro_batches; /* parts of the batch, each divided among the ranks */
-    size_t length;        /* S */
+    moert_batch_plan batch; /* sequences of each step, over all ranks */
+    size_t micro_batches;   /* parts of the batch, each divided among the ranks */
+    size_t length;          /* S */
     size_t rank, ranks;
 } moert_loader_options;
 

@@ -155,6 +155,7 @@ static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **nu
                {{"lr", row->lr}, true},
                {{"tokens_per_s", row->tokens_per_s}, true},
                {{"expert_load", row->expert_load}, true},
+               {{"batch", row->batch}, row->batch > 0.0},
                {{"epoch", row->epoch}, row->epoch > 0.0},
                {{"rank_load", row->rank_load}, row->rank_load > 0.0},
                {{"heldout_loss", row->heldout_loss}, row->has_heldout},

@@ -3,12 +3,13 @@
  * writes the metrics.
  *
  * A line of the file: {"step":0, "loss":5.5, "aux_loss":2, "grad_norm":1.2, "lr":0.001,
- * "tokens_per_s":81234, "expert_load":1.3, "epoch":0.2, "rank_load":1.1, "heldout_loss":5.4,
- * "test_loss":5.4, "save_held_s":0.1, "save_s":2.5, "moved_experts":3, "move_s":0.1, "clones":2,
- * "skipped":true}. Keys after expert_load are present only in runs and steps to which they apply.
- * After these keys come the losses of a blend's sources (train/evaluate.h) and the numbers of
- * --watch (train/monitor.c). Numbers have 17 digits; a number that is not finite is null. If
- * `events` is set, the same numbers are also written to an event file of TensorBoard.
+ * "tokens_per_s":81234, "expert_load":1.3, "batch":8, "epoch":0.2, "rank_load":1.1,
+ * "heldout_loss":5.4, "test_loss":5.4, "save_held_s":0.1, "save_s":2.5, "moved_experts":3,
+ * "move_s":0.1, "clones":2, "skipped":true}. Keys after expert_load are present only in runs and
+ * steps to which they apply. After these keys come the losses of a blend's sources
+ * (train/evaluate.h) and the numbers of --watch (train/monitor.c). Numbers have 17 digits; a number
+ * that is not finite is null. If `events` is set, the same numbers are also written to an event
+ * file of TensorBoard.
  */
 #pragma once
 
@@ -41,6 +42,7 @@ typedef struct moert_metrics_row {
     uint64_t step;
     double loss, aux_loss, grad_norm, lr, tokens_per_s;
     double expert_load; /* rows of the busiest expert / mean over the experts */
+    double batch;       /* sequences of the step; 0: not reported, since all steps have as many */
     double epoch;       /* epochs of data used so far; 0: the data have no epochs */
     /* rows of the busiest rank / mean over the ranks; 0: not reported, since experts do not move */
     double rank_load;

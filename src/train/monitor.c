@@ -26,10 +26,10 @@ enum { NAME_BYTES = 48, OTHERS = 4 }; /* OTHERS: number of metrics outside of th
 typedef struct moert_monitor {
     moert_model *model;
     moert_model_watch *watch;
-    double step_flops, peak_flops; /* FLOPs of a step; peak FLOP/s; both over all ranks */
-    double *norm;                  /* [layers + 1] */
-    moert_scalar *number;          /* [count] */
-    char (*name)[NAME_BYTES];      /* [count] */
+    double sequence_flops, peak_flops; /* FLOPs of a sequence; peak FLOP/s of all ranks */
+    double *norm;                      /* [layers + 1] */
+    moert_scalar *number;              /* [count] */
+    char (*name)[NAME_BYTES];          /* [count] */
     size_t count;
 } moert_monitor;
 
@@ -71,7 +71,7 @@ static moert_status create(moert_trainer *t, moert_monitor *made) {
     const moert_model_config *config = moert_model_describe(t->model);
     const size_t most = 3 * config->layers + OTHERS;
     made->model = t->model;
-    made->step_flops = (double)t->options->batch * moert_model_flops(config, t->options->length);
+    made->sequence_flops = moert_model_flops(config, t->options->length);
     MOERT_TRY(MOERT_NEW_ARRAY(&made->norm, config->layers + 1));
     MOERT_TRY(MOERT_NEW_ARRAY(&made->number, most));
     MOERT_TRY(MOERT_NEW_ARRAY(&made->name, most));
@@ -107,7 +107,7 @@ static moert_status report(void *self, moert_trainer *t) {
     moert_monitor *monitor = self;
     const moert_model_config *config = moert_model_describe(monitor->model);
     const size_t layers = config->layers;
-    const double rate = monitor->step_flops / t->step_s;
+    const double rate = (double)moert_trainer_batch(t) * monitor->sequence_flops / t->step_s;
     size_t dead = 0;
     monitor->count = 0;
     moert_gradient_norm_layers(t->optimizer->norm, monitor->norm);

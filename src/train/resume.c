@@ -101,13 +101,17 @@ static moert_status check_state(const moert_trainer *t, const char *path,
         const char *what;
         uint64_t saved, given;
     } rows[] = {{"seed", s->seed, o->seed},
-                {"batch", s->batch, o->batch},
+                {"batch", s->batch, o->batch.largest},
                 {"sequence length", s->length, o->length}};
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         if (rows[i].saved != rows[i].given)
             return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path,
                               rows[i].what, (unsigned long long)rows[i].saved,
                               (unsigned long long)rows[i].given);
+    if (strcmp(s->batch_ramp, t->state.batch_ramp) != 0)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s was made with --batch-ramp %s, this run has %s", path,
+                          s->batch_ramp[0] != '\0' ? s->batch_ramp : "none",
+                          t->state.batch_ramp[0] != '\0' ? t->state.batch_ramp : "none");
     const uint64_t left_out = moert_step_ranges_below(&o->left_out, s->step);
     if (s->left_out != left_out)
         return MOERT_FAIL(

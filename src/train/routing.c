@@ -28,7 +28,7 @@ static moert_status look_for_collapse(void *self, moert_trainer *t) {
     const moert_model_config *c = moert_model_describe(t->model);
     const size_t experts = c->router.experts;
     const uint64_t *counts = moert_run_expert_counts(t->run);
-    const uint64_t tokens = t->options->batch / t->options->micro_batches * t->options->length;
+    const uint64_t tokens = moert_trainer_batch(t) / t->options->micro_batches * t->options->length;
     collapse *one = self;
     if (one->warned || !t->first || tokens < 4 * experts ||
         t->result.expert_load < 0.999 * (double)experts / (double)c->router.topk)

@@ -145,7 +145,7 @@ static void note_loss(run_file *f, const moert_trainer *t) {
 
 static moert_status write_file(const run_file *f, const moert_trainer *t, const char *status) {
     const moert_trainer_options *o = t->options;
-    const uint64_t tokens = t->state.step * o->batch * o->length;
+    const uint64_t tokens = moert_batch_before(&o->batch, t->state.step) * o->length;
     json_object_set_new(f->root, "status", json_string(status));
     json_object_set_new(f->root, "step", json_integer((json_int_t)t->state.step));
     json_object_set_new(f->root, "tokens", json_integer((json_int_t)tokens));

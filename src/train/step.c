@@ -59,13 +59,13 @@ static moert_status check_verify(const moert_trainer_options *o, bool exact) {
 static moert_status check_options(const moert_trainer_options *o, bool exact,
                                   const moert_data *data) {
     moert_data_info info = moert_data_describe(data);
-    if (o->micro_batches == 0 || o->batch % o->micro_batches != 0)
+    if (o->micro_batches == 0 || o->batch.largest % o->micro_batches != 0)
         return MOERT_FAIL(ERROR_USAGE,
-                          "a batch of %zu sequences cannot be cut into %zu micro-batches", o->batch,
-                          o->micro_batches);
-    if (info.steps > 0 && o->batch != info.batch)
+                          "a batch of %zu sequences cannot be cut into %zu micro-batches",
+                          o->batch.largest, o->micro_batches);
+    if (info.steps > 0 && o->batch.largest != info.batch)
         return MOERT_FAIL(ERROR_MISMATCH, "the token file has batches of %zu sequences, not %zu",
-                          info.batch, o->batch);
+                          info.batch, o->batch.largest);
     if (info.steps > 0 && o->steps > info.steps)
         return MOERT_FAIL(ERROR_MISMATCH, "%zu steps, but the token file holds %zu batches",
                           o->steps, info.steps);
@@ -103,7 +103,8 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
                           "--bias-rate %g: the routers of this model have no correction bias",
                           o->bias_rate);
     MOERT_TRY(moert_model_config_check_length(moert_model_describe(t->model), o->length));
-    t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
+    t->state = (moert_run_state){.seed = o->seed, .batch = o->batch.largest, .length = o->length};
+    moert_batch_ramp_text(&o->batch, t->state.batch_ramp);
     int used = snprintf(t->state.data, sizeof t->state.data, "%s", info.identity);
     if (info.rows > 0)
         used += snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", epochs");
@@ -127,7 +128,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_evaluation_options evaluation = {.run = t->run,
                                                  .data = t->data,
                                                  .sequences = o->eval_sequences,
-                                                 .at_once = o->batch / o->micro_batches,
+                                                 .at_once = o->batch.largest / o->micro_batches,
                                                  .length = o->length,
                                                  .losses = o->losses};
     MOERT_TRY(moert_evaluation_create(&evaluation, &t->evaluation));
@@ -164,14 +165,14 @@ moert_status moert_trainer_load(moert_trainer *t) {
                : MOERT_FAIL(ERROR_MISMATCH,
                             "the batch of step %llu: none of its %zu tokens counts as a target; "
                             "check the masks and targets",
-                            (unsigned long long)t->state.step, o->batch * o->length);
+                            (unsigned long long)t->state.step, moert_trainer_batch(t) * o->length);
 }
 
 moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
     const moert_trainer_options *o = t->options;
     const size_t at = index * t->loaded.sequences * o->length;
     const moert_model_batch batch = {
-        .total_sequences = o->batch / o->micro_batches,
+        .total_sequences = moert_trainer_batch(t) / o->micro_batches,
         .length = o->length,
         .input = t->loaded.input + at,
         .target = t->loaded.target + at,
@@ -254,8 +255,8 @@ static moert_status put_logits(const void *context, moert_tensor_writer *writer)
                  vocabulary = moert_model_describe(t->model)->vocabulary;
     size_t first, own_count;
     float *row;
-    moert_model_partition(t->options->batch / t->options->micro_batches, moert_comm_rank(t->world),
-                          moert_comm_size(t->world), &first, &own_count);
+    moert_model_partition(moert_trainer_batch(t) / t->options->micro_batches,
+                          moert_comm_rank(t->world), moert_comm_size(t->world), &first, &own_count);
     MOERT_TRY(MOERT_NEW_ARRAY(&row, vocabulary));
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < own_count * length && status == MOERT_OK; i++) {
@@ -271,7 +272,7 @@ static moert_status put_logits(const void *context, moert_tensor_writer *writer)
 moert_status moert_train_logits(moert_model *model, const moert_data *data,
                                 const moert_trainer_options *options, const char *path) {
     moert_trainer t = moert_trainer_make(model, data, options);
-    size_t count = options->batch / options->micro_batches;
+    const size_t count = moert_trainer_batch(&t) / options->micro_batches;
     const moert_tensor_spec spec = {
         "logits",
         MOERT_FILE_F32,

@@ -8,9 +8,7 @@
 
 enum { DIGITS_MOST = 15 }; /* most digits of a step number */
 
-/* Reads a number, and moves *at behind its digits. Returns false if there are no digits, or more
- * than DIGITS_MOST. */
-static bool read_step(const char **at, uint64_t *step) {
+bool moert_step_read(const char **at, uint64_t *step) {
     char *end;
     if (!isdigit((unsigned char)**at))
         return false;
@@ -27,9 +25,9 @@ moert_status moert_step_ranges_read(const char *text, moert_step_ranges *ranges)
     do {
         moert_step_range *range = &made.range[made.count];
         at += at != text; /* the comma */
-        bool good = read_step(&at, &range->first) && *at == ':';
+        bool good = moert_step_read(&at, &range->first) && *at == ':';
         at += good;
-        good = good && read_step(&at, &range->end) && (*at == '\0' || *at == ',');
+        good = good && moert_step_read(&at, &range->end) && (*at == '\0' || *at == ',');
         if (!good || range->first < before || range->end <= range->first)
             return MOERT_FAIL(ERROR_USAGE,
                               "--skip-steps %s: expected A:B, the steps from A on and before B, or "
@@ -47,10 +45,10 @@ moert_status moert_step_ranges_read(const char *text, moert_step_ranges *ranges)
 moert_status moert_step_range_read(const char *text, moert_step_range *range) {
     const char *at = text;
     uint64_t first, count = 1;
-    bool good = read_step(&at, &first);
+    bool good = moert_step_read(&at, &first);
     if (good && *at == ':') {
         at++;
-        good = read_step(&at, &count);
+        good = moert_step_read(&at, &count);
     }
     if (!good || *at != '\0' || count == 0)
         return MOERT_FAIL(ERROR_USAGE, "--replay %s: expected STEP or STEP:COUNT", text);

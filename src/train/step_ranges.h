@@ -20,6 +20,9 @@ typedef struct moert_step_ranges {
     moert_step_range range[MOERT_STEP_RANGES_MOST];
 } moert_step_ranges;
 
+/* Reads a number, and moves *at behind its digits. Returns false if there are no digits, or more
+ * than 15. */
+bool moert_step_read(const char **at, uint64_t *step);
 /* Reads "A:B", or several such ranges with commas between them. Errors: ERROR_USAGE. */
 moert_status moert_step_ranges_read(const char *text, moert_step_ranges *ranges);
 /* Reads "STEP", a range of one step, or "STEP:COUNT". Errors: ERROR_USAGE. */

@@ -124,12 +124,14 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     row->aux_loss = mean.aux;
     row->expert_load = mean.expert_load;
     if (rows > 0)
-        row->epoch = (double)((t->state.step + 1) * o->batch) / (double)rows;
+        row->epoch = (double)moert_batch_before(&o->batch, t->state.step + 1) / (double)rows;
     row->save_held_s = t->held_s;
     row->save_s = t->save_s;
     t->held_s = t->save_s = 0.0;
     t->step_s = (double)(moert_clock_ns() - start) * 1e-9;
-    row->tokens_per_s = (double)(o->batch * o->length) / t->step_s;
+    row->tokens_per_s = (double)(moert_trainer_batch(t) * o->length) / t->step_s;
+    if (moert_batch_has_ramp(&o->batch))
+        row->batch = (double)moert_trainer_batch(t);
     MOERT_TRY(moert_observers_tell(t, MOERT_EVENT_ROW));
     t->state.step++;
     MOERT_TRY(evaluate(t, row));
@@ -218,7 +220,9 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
 static void say_end(const moert_trainer *t, uint64_t from, double seconds) {
     const moert_trainer_options *o = t->options;
     const moert_best *best = &t->state.best;
-    const double tokens = (double)((t->state.step - from) * o->batch * o->length);
+    const uint64_t sequences =
+        moert_batch_before(&o->batch, t->state.step) - moert_batch_before(&o->batch, from);
+    const double tokens = (double)(sequences * o->length);
     if (!t->first || o->replay.end > 0)
         return;
     moert_metrics_clear(t->metrics);

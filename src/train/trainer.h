@@ -5,6 +5,7 @@
 #pragma once
 
 #include "data/data.h"
+#include "train/batch_ramp.h"
 #include "train/metrics.h"
 #include "train/save.h"
 #include "train/schedule.h"
@@ -34,8 +35,8 @@ typedef enum moert_mismatch {
 
 typedef struct moert_trainer_options {
     size_t steps, seed;
-    size_t batch; /* sequences per step, over all ranks */
-    /* parts of the batch, computed one after the other; must divide `batch` */
+    moert_batch_plan batch; /* sequences of each step, over all ranks */
+    /* parts of the batch, computed one after the other; must divide each batch */
     size_t micro_batches;
     size_t length; /* tokens per sequence */
     moert_schedule schedule;

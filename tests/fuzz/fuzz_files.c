@@ -165,7 +165,7 @@ static moert_status read_source(moert_source *source) {
     moert_data_kept_sequence(data, (moert_kept_draw){MOERT_TEST, 0, 2}, 8, tokens, targets,
                              positions);
     if (moert_data_order_epochs(data, 1, 8) == MOERT_OK) {
-        moert_data_sequence(data, (moert_draw){.step = 3, .batch = 2}, 8, tokens, targets,
+        moert_data_sequence(data, (moert_draw){.step = 3, .before = 6}, 8, tokens, targets,
                             positions);
         moert_data_kept_sequence(data, (moert_kept_draw){MOERT_HELD_OUT, 1, 2}, 8, tokens, targets,
                                  positions);

@@ -11,8 +11,14 @@ moert_status moert_train_open_data(moert_train_options *o, moert_train_data *dat
                                               (unsigned)o->token_bits, o->split};
     MOERT_TRY(moert_train_data_open(&sources, data));
     moert_data_info info = moert_data_describe(data->data);
-    if (o->trainer.batch == 0)
-        o->trainer.batch = info.batch > 0 ? info.batch : 16;
+    if (o->trainer.batch.largest == 0)
+        o->trainer.batch.largest = info.batch > 0 ? info.batch : 16;
+    if (o->batch_ramp != NULL && info.steps > 0)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--batch-ramp %s: all batches of the token file have %zu sequences; "
+                          "leave out --batch-ramp",
+                          o->batch_ramp, info.batch);
+    MOERT_TRY(moert_batch_ramp_check(&o->trainer.batch, o->trainer.micro_batches));
     if (o->trainer.length == 0)
         o->trainer.length = info.length > 0 ? info.length : 128;
     if (o->trainer.steps == SIZE_MAX)

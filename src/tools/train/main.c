@@ -19,7 +19,7 @@ static const moert_option options[] = {
      "directory for metrics.jsonl, run.json, checkpoints/ and model/"},
     {"steps", MOERT_OPTION_UINT, &o.trainer.steps, NULL, "0..",
      "optimizer steps; default: as many as the token file has, else 100"},
-    {"batch", MOERT_OPTION_UINT, &o.trainer.batch, "0", "0..1000000",
+    {"batch", MOERT_OPTION_UINT, &o.trainer.batch.largest, "0", "0..1000000",
      "sequences per step, over all ranks; 0 = as in the token file, else 16"},
     {"length", MOERT_OPTION_UINT, &o.trainer.length, "0", "0..1000000",
      "tokens per sequence; 0 = as in the token file, else 128"},
@@ -72,6 +72,9 @@ static const moert_option options[] = {
     {.help = "Training"},
     {"micro-batches", MOERT_OPTION_UINT, &o.trainer.micro_batches, "1", "1..1000000",
      "parts of a batch, computed one after another; each has a load-balancing loss of its own"},
+    {"batch-ramp", MOERT_OPTION_STRING, &o.batch_ramp, NULL, "START:INCREMENT:STEPS",
+     "the run starts with START sequences per step, and every STEPS steps the batch grows by "
+     "INCREMENT sequences, until it is --batch"},
     {"lr-schedule", MOERT_OPTION_CHOICE, &o.schedule_kind, "cosine", "constant|cosine|linear",
      "learning rate after the warm-up"},
     {"lr-floor", MOERT_OPTION_FLOAT, &o.trainer.schedule.floor_fraction, "0.1", "0..1",

@@ -86,7 +86,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&memory->places, moert_comm_size(world))));
     *setting = (moert_memory_setting){
         .config = config,
-        .batch = trainer->batch / trainer->micro_batches,
+        .batch = trainer->batch.largest / trainer->micro_batches,
         .length = trainer->length,
         .micro_batches = trainer->micro_batches,
         .saves_beside = trainer->save_every > 0 && trainer->save_mode != MOERT_SAVE_HELD,
@@ -105,7 +105,7 @@ moert_status moert_train_fit(const moert_context *context, const moert_mesh *mes
     }
     MOERT_TRY(status);
     if (!moert_fit_holds(fit))
-        return refuse(world, setting, trainer->batch, most, fit);
+        return refuse(world, setting, trainer->batch.largest, most, fit);
     memory->resident = moert_memory_resident().now;
     if (chooses)
         put_options(&config->memory, 0, memory->options);

@@ -30,8 +30,11 @@ static void derive(moert_train_options *o) {
 /* Reads the options about steps, and chooses the file of the metrics. */
 static moert_status check_steps(moert_train_options *o) {
     o->default_metrics = NULL;
+    o->trainer.batch = (moert_batch_plan){.largest = o->trainer.batch.largest};
     o->trainer.left_out = (moert_step_ranges){0};
     o->trainer.replay = (moert_step_range){0};
+    if (o->batch_ramp != NULL)
+        MOERT_TRY(moert_batch_ramp_read(o->batch_ramp, &o->trainer.batch));
     if (o->skip_steps != NULL)
         MOERT_TRY(moert_step_ranges_read(o->skip_steps, &o->trainer.left_out));
     if (o->replays && o->logits_path != NULL)

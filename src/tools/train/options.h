@@ -34,7 +34,7 @@ typedef struct moert_train_options {
     bool takes_bytes;
 
     /* training */
-    const char *skip_steps, *replay_steps;
+    const char *batch_ramp, *skip_steps, *replay_steps;
     unsigned schedule_kind, aux_form, on_mismatch;
     double peak_tflops;
     bool replays;

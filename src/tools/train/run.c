@@ -116,7 +116,7 @@ static void say_begin(const job *j) {
         moert_program_say(context,
                           "the dataset's texts end with token %d; the model's eos_token_id is %d\n",
                           (int)made, (int)config->end_token);
-    moert_train_data_say(context, data, o->trainer.steps * o->trainer.batch);
+    moert_train_data_say(context, data, moert_batch_before(&o->trainer.batch, o->trainer.steps));
     if (o->trainer.out == NULL && !o->computes_only && o->trainer.steps > 0)
         moert_program_say(context, "without --out, nothing is saved\n");
     if (config->prediction_layers > 0)

@@ -43,8 +43,7 @@ static moert_data *open_kind(kind which, bool epochs) {
 static const char *division(const moert_data *data) {
     int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
     const char *text = "";
-    ASSERT_OK(
-        moert_data_sequence(data, (moert_draw){1, 0, 0, 1}, LENGTH, input, target, positions));
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){.seed = 1}, LENGTH, input, target, positions));
     for (size_t i = 0; i < LENGTH; i++) {
         text = titled("%s%d%s", text, (int)positions[i], target[i] < 0 ? "|" : " ");
         assert_true(target[i] < 0 || target[i] == tokens[i + 1]);
@@ -80,7 +79,7 @@ TEST(test_an_epoch_keeps_the_turns_of_a_chat_together) {
     moert_data *data = owned(open_kind(INDEXED, true), moert_data_destroy);
     moert_data_end_documents(data, END, true);
     for (size_t row = 0, found = 0; row < moert_data_describe(data).rows; row++) {
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){1, row, 0, 1}, LENGTH, input, target,
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){1, row, 0, row}, LENGTH, input, target,
                                       positions));
         for (size_t i = 0; i + 4 < LENGTH; i++)
             if (input[i] == 5) { /* the chat begins */
@@ -104,8 +103,8 @@ TEST(test_each_source_of_a_blend_is_divided_by_its_own_kind) {
     assert_true(moert_data_describe(blend).divided);
     assert_int_equal(moert_data_describe(blend).end, END);
     for (size_t s = 0; s < 2; s++) {
-        ASSERT_OK(
-            moert_data_sequence(blend, (moert_draw){1, 0, s, 2}, LENGTH, input, target, positions));
+        ASSERT_OK(moert_data_sequence(blend, (moert_draw){.seed = 1, .index = s}, LENGTH, input,
+                                      target, positions));
         for (size_t i = 0; i < LENGTH; i++)
             ends += target[i] < 0;
     }

@@ -180,8 +180,8 @@ typedef struct row {
 
 static row row_of(const moert_data *data, size_t n) {
     row r;
-    ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
-                                  r.input, r.target, r.positions));
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, n - n % BATCH},
+                                  LENGTH, r.input, r.target, r.positions));
     return r;
 }
 

@@ -38,7 +38,7 @@ static const moert_trainer_options options = {
     .seed = 1,
     .optimizer = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8},
     .schedule = {.rate = 1e-3},
-    .batch = BATCH,
+    .batch.largest = BATCH,
     .micro_batches = 2,
     .length = LENGTH,
     .bias_rate = RATE,

@@ -156,7 +156,7 @@ static void train(size_t ep) {
         .steps = STEPS,
         .seed = 1,
         .optimizer = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8},
-        .batch = BATCH,
+        .batch.largest = BATCH,
         .micro_batches = 2,
         .length = LENGTH,
         .max_skipped = 1,

@@ -1,10 +1,11 @@
 // run: check=1 all=1san device=0
-/* Learning-rate schedules, metrics files, the pruning of checkpoints, ranges of steps, the loader,
- * and verdicts on which rank computed wrongly. */
+/* Learning-rate schedules, metrics files, the pruning of checkpoints, ranges of steps, batches that
+ * grow, the loader, and verdicts on which rank computed wrongly. */
 #include <unistd.h>
 
 #include "io/durable.h"
 #include "support/data.h"
+#include "train/batch_ramp.h"
 #include "train/checkpoint.h"
 #include "train/cross_check.h"
 #include "train/loader.h"
@@ -218,16 +219,77 @@ TEST(test_a_step_or_several_are_read) {
         ASSERT_FAILS(moert_step_range_read(bad[i], &r), MOERT_ERROR_USAGE, "STEP or STEP:COUNT");
 }
 
+/* ---- batches that grow ---- */
+
+TEST(test_a_batch_grows_after_every_few_steps) {
+    static const moert_batch_plan plans[] = {{.largest = 7},  {6, 2, 2, 3},    {6, 2, 3, 1},
+                                             {6, 6, 1, 4},    {9, 1, 100, 20}, {64, 1, 1, 1},
+                                             {1000, 10, 7, 2}};
+    for (size_t i = 0; i < MOERT_COUNT(plans); i++) {
+        const moert_batch_plan *p = &plans[i];
+        size_t batch = moert_batch_has_ramp(p) ? p->start : p->largest;
+        uint64_t sum = 0;
+        for (uint64_t step = 0; step < 400; step++) {
+            if (moert_batch_has_ramp(p) && step > 0 && step % p->steps == 0)
+                batch = batch + p->increment < p->largest ? batch + p->increment : p->largest;
+            assert_int_equal(moert_batch_at(p, step), batch);
+            assert_true(moert_batch_before(p, step) == sum);
+            sum += batch;
+        }
+    }
+    const moert_batch_plan slow = {1000000, 1, 1, 999999999999999};
+    assert_int_equal(moert_batch_at(&slow, 999999999999998), 1);
+    assert_int_equal(moert_batch_at(&slow, 999999999999999), 2);
+    assert_true(moert_batch_before(&slow, 1000000000000001) == 1000000000000003);
+}
+
+TEST(test_ramps_are_read_and_checked) {
+    static const char *const bad[] = {"",
+                                      "2",
+                                      "2:2",
+                                      "2:2:",
+                                      ":2:3",
+                                      "2:2:0",
+                                      "0:2:3",
+                                      "2:0:3",
+                                      "2:2:3:4",
+                                      "2,2,3",
+                                      "-2:2:3",
+                                      " 2:2:3",
+                                      "2:2:1000000000000000"};
+    char text[MOERT_BATCH_RAMP_TEXT_BYTES];
+    moert_batch_plan plan = {.largest = 6};
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+        ASSERT_FAILS(moert_batch_ramp_read(bad[i], &plan), MOERT_ERROR_USAGE,
+                     "expected START:INCREMENT:STEPS");
+    ASSERT_OK(moert_batch_ramp_check(&plan, 4)); /* the plan has no ramp */
+    moert_batch_ramp_text(&plan, text);
+    assert_string_equal(text, "");
+    ASSERT_OK(moert_batch_ramp_read("02:4:30", &plan));
+    assert_true(plan.largest == 6 && plan.start == 2 && plan.increment == 4 && plan.steps == 30);
+    moert_batch_ramp_text(&plan, text);
+    assert_string_equal(text, "2:4:30");
+    ASSERT_OK(moert_batch_ramp_check(&plan, 2));
+    ASSERT_FAILS(moert_batch_ramp_check(&plan, 4), MOERT_ERROR_USAGE, "multiples of");
+    plan.start = 8;
+    ASSERT_FAILS(moert_batch_ramp_check(&plan, 2), MOERT_ERROR_USAGE, "starts with 8 sequences");
+}
+
 /* ---- the loader: the sequences of every step, in any order of steps ---- */
 
 enum { LENGTH = 4, BATCH = 6, PIECES = 2, STEPS = 5 };
 
-/* A loader of this rank's sequences of each step. */
-static moert_loader *open_part(const moert_data *data, size_t rank, size_t ranks) {
+/* A loader of a rank's sequences of each step. */
+static moert_loader *open_ramp(const moert_data *data, moert_batch_plan batch, size_t rank,
+                               size_t ranks) {
     moert_loader *loader;
     ASSERT_OK(moert_loader_create(
-        &(moert_loader_options){data, 3, STEPS, BATCH, PIECES, LENGTH, rank, ranks}, &loader));
+        &(moert_loader_options){data, 3, STEPS, batch, PIECES, LENGTH, rank, ranks}, &loader));
     return owned(loader, moert_loader_destroy);
+}
+
+static moert_loader *open_part(const moert_data *data, size_t rank, size_t ranks) {
+    return open_ramp(data, (moert_batch_plan){.largest = BATCH}, rank, ranks);
 }
 
 static const char sentence[] = "The quick brown fox jumps over it.";
@@ -240,7 +302,7 @@ static void check_step(moert_loader *loader, const moert_data *data, uint64_t st
     assert_int_equal(loaded.targets, PIECES * count * LENGTH);
     for (size_t i = 0; i < PIECES * count; i++) {
         int32_t input[LENGTH], target[LENGTH];
-        const moert_draw draw = {3, step, i / count * (BATCH / PIECES) + first + i % count, BATCH};
+        const moert_draw draw = {3, step, i / count * (BATCH / PIECES) + first + i % count, 0};
         ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target, NULL));
         assert_memory_equal(loaded.input + i * LENGTH, input, sizeof input);
         assert_memory_equal(loaded.target + i * LENGTH, target, sizeof target);
@@ -256,6 +318,35 @@ TEST(test_every_step_has_the_sequences_of_the_rank) {
     for (size_t i = 0; i < MOERT_COUNT(steps); i++) {
         check_step(first, data, steps[i], 0, 1);
         check_step(second, data, steps[i], 1, 2);
+    }
+}
+
+TEST(test_a_growing_batch_leaves_no_sequence_out) {
+    static const moert_batch_plan ramp = {16, 10, 2, 1}; /* 10, 12, 14, 16 and 16 sequences */
+    enum { RANKS = 5, MOST = 16 };
+    const char *path = write_text("epochs", sentence);
+    moert_data *data = open_text(&path, 1, 0.0);
+    ASSERT_OK(moert_data_order_epochs(data, 3, LENGTH));
+    moert_loader *loaders[RANKS];
+    for (size_t r = 0; r < RANKS; r++)
+        loaders[r] = open_ramp(data, ramp, r, RANKS);
+    for (size_t step = 0, number = 0; step < STEPS; step++) {
+        const size_t piece = (step < 3 ? 10 + 2 * step : MOST) / PIECES;
+        moert_loaded loaded[RANKS];
+        for (size_t r = 0; r < RANKS; r++)
+            ASSERT_OK(moert_loader_take(loaders[r], step, &loaded[r]));
+        for (size_t m = 0; m < PIECES; m++) {
+            size_t found = 0;
+            for (size_t r = 0; r < RANKS; r++)
+                for (size_t i = 0; i < loaded[r].sequences; i++, found++, number++) {
+                    int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
+                    ASSERT_OK(moert_data_sequence(data, (moert_draw){.before = number}, LENGTH,
+                                                  input, target, positions));
+                    assert_memory_equal(loaded[r].input + (m * loaded[r].sequences + i) * LENGTH,
+                                        input, sizeof input);
+                }
+            assert_int_equal(found, piece);
+        }
     }
 }
 
