@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/progress.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "train/stop.h"
@@ -191,13 +192,25 @@ static moert_status step_or_go_back(moert_trainer *t, bool *interrupted) {
     return back;
 }
 
+/* Computes the first step of a run, which has a sign of its own: it takes longer than others, and
+ * no step before it shows the time. */
+static moert_status first_step(moert_trainer *t, bool *interrupted) {
+    moert_progress_begin("computing the first step", 0);
+    const moert_status status = step_or_go_back(t, interrupted);
+    moert_progress_end();
+    return status;
+}
+
 static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     const moert_trainer_options *o = t->options;
+    bool first = true;
     while (t->state.step < t->end && !*interrupted) {
         if (moert_step_ranges_have(&o->left_out, t->state.step))
             leave_out(t);
-        else
-            MOERT_TRY(step_or_go_back(t, interrupted));
+        else {
+            MOERT_TRY(first ? first_step(t, interrupted) : step_or_go_back(t, interrupted));
+            first = false;
+        }
         if (!*interrupted)
             MOERT_TRY(moert_stop_asked(t->world, interrupted));
         const bool ends = t->state.step == t->end;

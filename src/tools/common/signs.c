@@ -40,6 +40,15 @@ static void clear(void) {
     shown = false;
 }
 
+/* When the next line about an activity is due that has taken `seconds`: after 2, 10, 30 and 60
+ * seconds, then every minute. */
+static double next_line(double seconds) {
+    return seconds < 2.0    ? 2.0
+           : seconds < 10.0 ? 10.0
+           : seconds < 30.0 ? 30.0
+                            : 60.0 * (double)((long)(seconds / 60.0) + 1);
+}
+
 /* Writes a sign of the present activity if one is due. */
 static void look(void) {
     moert_progress now;
@@ -50,13 +59,13 @@ static void look(void) {
     const double seconds = 1e-9 * (double)(moert_clock_ns() - now.began_ns);
     if (now.began_ns != began_ns) {
         began_ns = now.began_ns;
-        next_s = 2.0;
+        next_s = next_line(seconds); /* beyond 2 s if the activity contains the last one */
     }
     if (seconds < next_s)
         return;
     put(&now, seconds);
     if (!on_terminal)
-        next_s = next_s < 10.0 ? 10.0 : next_s < 30.0 ? 30.0 : next_s < 60.0 ? 60.0 : next_s + 60.0;
+        next_s = next_line(seconds);
 }
 
 /* Removes the sign of an activity that has ended before other lines follow. */
