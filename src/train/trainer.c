@@ -240,9 +240,10 @@ static void say_end(const moert_trainer *t, uint64_t from, double seconds) {
         return;
     moert_metrics_clear(t->metrics);
     if (t->state.step > from)
-        printf("trained %llu steps, %.0f tokens, in %.1f s (%.0f tokens/s with evaluations and "
+        printf("trained %llu step%s, %.0f tokens, in %.1f s (%.0f tokens/s with evaluations and "
                "saves)\n",
-               (unsigned long long)(t->state.step - from), tokens, seconds, tokens / seconds);
+               (unsigned long long)(t->state.step - from), t->state.step - from > 1 ? "s" : "",
+               tokens, seconds, tokens / seconds);
     if (best->step > 0)
         printf("lowest held-out loss %.4f, after step %llu of %zu\n", best->loss,
                (unsigned long long)best->step, o->steps);

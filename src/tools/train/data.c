@@ -204,8 +204,9 @@ static moert_status open_paths(const moert_train_data_options *o, moert_data **d
 void moert_train_data_say(const moert_context *context, const moert_data *data, size_t sequences) {
     const size_t rows = moert_data_describe(data).rows;
     if (rows > 0)
-        moert_program_say(context, "an epoch has %zu sequences; %zu sequences are %.4g epochs\n",
-                          rows, sequences, (double)sequences / (double)rows);
+        moert_program_say(context, "an epoch has %zu sequences; %zu sequences are %.4g epoch%s\n",
+                          rows, sequences, (double)sequences / (double)rows,
+                          sequences == rows ? "" : "s");
     for (size_t i = 0; i < moert_data_describe(data).parts; i++) {
         const moert_data_info part = moert_data_describe(moert_data_part(data, i));
         const uint64_t count = moert_data_part_count(data, i, sequences);
