@@ -233,7 +233,8 @@ static moert_status load(moert_trainer *t, const char *path) {
         MOERT_WARN("%s has no manifest.json; its bytes were not checked", path);
     if (t->first)
         printf("resumed from %s at step %llu\n", path, (unsigned long long)saved.step);
-    if (saved.step >= t->options->steps && t->first)
+    const bool trains = t->options->steps > 0; /* else it only evaluates */
+    if (trains && saved.step >= t->options->steps && t->first)
         MOERT_WARN("%s has done %llu steps already; none of this run's %zu steps is left", path,
                    (unsigned long long)saved.step, t->options->steps);
     if (t->first && saved.schedule[0] != '\0' && strcmp(saved.schedule, t->state.schedule) != 0)
@@ -241,7 +242,8 @@ static moert_status load(moert_trainer *t, const char *path) {
                    t->state.schedule);
     if (t->first) {
         warn_of_options(path, saved.options, t->state.options);
-        warn_of_rate(t, path, &saved);
+        if (trains)
+            warn_of_rate(t, path, &saved);
     }
     /* an older state.json lacks these texts */
     memcpy(saved.data, t->state.data, sizeof saved.data);

@@ -21,7 +21,7 @@ typedef struct run_file {
     char *path;
     /* rank 0 has the content of run.json; `session` is the last element of root.sessions */
     json_t *root, *session;
-    bool written;
+    bool written, idle; /* idle: a resumed run without a step to do leaves run.json as it is */
 } run_file;
 
 /* The host and the device of a rank. */
@@ -172,6 +172,9 @@ static moert_status open(void *self, moert_trainer *t) {
 static moert_status start(void *self, moert_trainer *t) {
     run_file *f = self;
     json_t *ranks;
+    f->idle = t->state.step > 0 && t->state.step >= t->end;
+    if (f->idle)
+        return MOERT_OK;
     moert_status status = list_places(t, &ranks);
     if (status == MOERT_OK && t->first)
         status = describe(f, t, ranks);
@@ -188,6 +191,8 @@ static moert_status between(void *self, moert_trainer *t) {
 
 static moert_status end(void *self, moert_trainer *t) {
     run_file *f = self;
+    if (f->idle)
+        return MOERT_OK;
     if (t->first)
         json_object_set_new(f->session, "ended", utc_now());
     return update(f, t, t->state.step < t->end ? "interrupted" : "ended");

@@ -244,7 +244,7 @@ static void say_end(const moert_trainer *t, uint64_t from, double seconds) {
                "saves)\n",
                (unsigned long long)(t->state.step - from), t->state.step - from > 1 ? "s" : "",
                tokens, seconds, tokens / seconds);
-    if (best->step > 0)
+    if (best->step > 0 && o->steps > 0)
         printf("lowest held-out loss %.4f, after step %llu of %zu\n", best->loss,
                (unsigned long long)best->step, o->steps);
     if (t->end < o->steps && t->state.step == t->end)

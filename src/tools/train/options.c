@@ -138,7 +138,8 @@ moert_status moert_train_note_settings(moert_train_options *o) {
             used += (size_t)snprintf(settings + used, sizeof settings - used, "%s%s\n",
                                      line + (given ? 0 : 3), given ? "" : " none");
         }
-    if (o->trainer.schedule.kind != MOERT_SCHEDULE_CONSTANT && used < sizeof settings)
+    if (o->trainer.schedule.kind != MOERT_SCHEDULE_CONSTANT && o->trainer.steps > 0 &&
+        used < sizeof settings)
         snprintf(settings + used, sizeof settings - used, "--steps %zu\n", o->trainer.steps);
     free(all.text);
     o->trainer.settings = settings;

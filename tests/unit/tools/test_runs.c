@@ -135,11 +135,16 @@ static json_t *read_record(const char *status, json_int_t step, size_t sessions)
 }
 
 TEST(test_a_record_says_what_ran_and_how_far) {
+    moert_status status;
     clear();
     set_variable("MOERT_LOG", "warn");
     ASSERT_OK_ON_ALL(train("--steps 2 --eval-every 1 --lr 0.002 --out $DIR/run"));
     ASSERT_OK_ON_ALL(train("--steps 3 --eval-every 1 --lr 0.002 --out $DIR/run --resume auto"));
     set_variable("MOERT_LOG", NULL);
+    /* an evaluation of the run leaves its record as it is */
+    const char *text =
+        warnings_of("--steps 0 --eval-every 1 --lr 0.002 --out $DIR/run --resume must", &status);
+    ASSERT_ON_ALL(status == MOERT_OK && text[0] == '\0');
     if (test_rank > 0)
         return;
     json_t *root = read_record("ended", 3, 2);
