@@ -305,7 +305,8 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     if (t->options->save_dir != NULL && count == 0 && !replays)
         MOERT_TRY_OR(done, moert_comm_agree(t->world, t->first ? check_moved(t) : MOERT_OK));
     if (must && count == 0)
-        status = MOERT_FAIL(ERROR_USAGE, "--resume must: %s has no checkpoint", directory);
+        status = moert_comm_agree(
+            t->world, MOERT_FAIL(ERROR_USAGE, "--resume must: %s has no checkpoint", directory));
     else if (newest && count == 0 && !replays && t->first)
         printf("no checkpoint in %s; starting at step 0\n", directory);
     if (status != MOERT_OK)
