@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "train/run_file.h"
 #include "train/values.h"
 
 /* Sets the fields that depend on a single option. */
@@ -65,6 +66,17 @@ static moert_status check_optimizer(const moert_train_options *o) {
                                       moert_optimizers[o->memory.optimizer].name);
 }
 
+/* Fails if the run directory, which may be mistyped, has no record that gives the data. */
+static moert_status check_record(const moert_train_options *o) {
+    if ((o->resume == NULL && !o->replays) || o->trainer.out == NULL || o->data_paths.count > 0 ||
+        o->token_file != NULL || o->command.from_file > 0)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_USAGE,
+                      "--%s takes its options from %s/" MOERT_RUN_FILE ", which is not there; give "
+                      "another --out, or the data by --data or --tokens",
+                      o->replays ? "replay" : "resume", o->trainer.out);
+}
+
 moert_status moert_train_check(moert_train_options *o) {
     derive(o);
     const char *size = moert_options_given(&o->command, &o->sizes, sizeof o->sizes);
@@ -101,6 +113,7 @@ moert_status moert_train_check(moert_train_options *o) {
                           o->trainer.keep_best ? "keep-best" : "early-stop");
     if (o->trainer.keep_best && o->trainer.out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--keep-best saves checkpoints; give --out");
+    MOERT_TRY(check_record(o));
     MOERT_TRY(check_optimizer(o));
     return check_steps(o);
 }
