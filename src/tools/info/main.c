@@ -31,7 +31,8 @@ static const moert_option options[] = {
      "directory with config.json: also estimate the memory per rank to train this model"},
     {"batch", MOERT_OPTION_UINT, &batch, "16", "1..1000000",
      "sequences of one micro-batch, over all ranks"},
-    {"length", MOERT_OPTION_UINT, &length, "128", "1..1000000", "tokens per sequence"},
+    {"length", MOERT_OPTION_UINT, &length, "0", "0..1000000",
+     "tokens per sequence; 0 = 128, or the most that the model takes if that is less"},
     {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
      "micro-batches per step"},
     {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", MOERT_AUX_WORDS,
@@ -218,12 +219,12 @@ static moert_status run_data(void) {
 static moert_status run(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     moert_model_config config = {.text = NULL};
-    const moert_survey_model model = {model_path,     model_path != NULL ? &config : NULL,
-                                      batch,          length,
-                                      micro_batches,  (moert_aux_form)aux_form,
-                                      save_mode != 0, verify_every > 0,
-                                      asked_ranks,    ep,
-                                      most_bytes,     replicas == MOERT_REPLICAS_EXACT};
+    moert_survey_model model = {model_path,     model_path != NULL ? &config : NULL,
+                                batch,          length > 0 ? length : 128,
+                                micro_batches,  (moert_aux_form)aux_form,
+                                save_mode != 0, verify_every > 0,
+                                asked_ranks,    ep,
+                                most_bytes,     replicas == MOERT_REPLICAS_EXACT};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (checked_path != NULL)
@@ -233,6 +234,8 @@ static moert_status run(moert_context *context) {
         return moert_comm_agree(world, moert_comm_rank(world) == 0 ? run_data() : MOERT_OK);
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
+    if (model_path != NULL && length == 0)
+        model.length = moert_min(model.length, config.max_positions);
     moert_program_compute(&compute_choice, &config);
     config.memory = memory_choice;
     MOERT_TRY_OR(done, moert_survey(context, asked_ranks > 0 ? 0 : ep, &model, &survey));

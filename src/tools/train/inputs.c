@@ -20,12 +20,30 @@ moert_status moert_train_open_data(moert_train_options *o, moert_train_data *dat
                           o->batch_ramp, info.batch);
     MOERT_TRY(moert_batch_ramp_check(&o->trainer.batch, o->trainer.micro_batches));
     if (o->trainer.length == 0)
-        o->trainer.length = info.length > 0 ? info.length : 128;
+        o->trainer.length = info.length;
     if (o->trainer.steps == SIZE_MAX)
         o->trainer.steps = info.steps > 0 ? info.steps : 100;
+    return MOERT_OK;
+}
+
+/* Reads or creates the config. Sequences for which neither an option nor the data give a length
+ * have 128 tokens, or as many as the model takes. */
+static moert_status make_config(moert_train_options *o, moert_model_config *config) {
+    const bool chooses = o->trainer.length == 0;
+    if (chooses)
+        o->trainer.length = 128;
+    o->sizes.max_positions = o->trainer.length;
+    MOERT_TRY(o->model_path != NULL ? moert_model_config_read(o->model_path, config)
+                                    : moert_config_from_sizes(&o->sizes, config));
+    if (chooses)
+        o->trainer.length = moert_min(o->trainer.length, config->max_positions);
+    return MOERT_OK;
+}
+
+static moert_status order_data(const moert_train_options *o, moert_data *data) {
     enum { AUTO, EPOCHS };
-    return o->order == EPOCHS || (o->order == AUTO && info.documents)
-               ? moert_data_order_epochs(data->data, o->trainer.seed, o->trainer.length)
+    return o->order == EPOCHS || (o->order == AUTO && moert_data_describe(data).documents)
+               ? moert_data_order_epochs(data, o->trainer.seed, o->trainer.length)
                : MOERT_OK;
 }
 
@@ -52,12 +70,11 @@ moert_status moert_train_take_config(moert_train_options *o, moert_train_inputs 
     moert_model_config *config = &inputs->config;
     int32_t end;
     const moert_data_info info = moert_data_describe(data);
-    o->sizes.max_positions = o->trainer.length;
     o->sizes.end_token = info.end_made;
     if (!o->has_vocabulary && info.vocabulary_made > 0)
         o->sizes.vocabulary = info.vocabulary_made;
-    MOERT_TRY(o->model_path != NULL ? moert_model_config_read(o->model_path, config)
-                                    : moert_config_from_sizes(&o->sizes, config));
+    MOERT_TRY(make_config(o, config));
+    MOERT_TRY(order_data(o, data));
     moert_program_compute(&o->compute, config);
     config->memory = o->memory;
     config->balanced_routing = o->balanced_routing;

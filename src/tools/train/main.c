@@ -22,7 +22,8 @@ static const moert_option options[] = {
     {"batch", MOERT_OPTION_UINT, &o.trainer.batch.largest, "0", "0..1000000",
      "sequences per step, over all ranks; 0 = as in the token file, else 16"},
     {"length", MOERT_OPTION_UINT, &o.trainer.length, "0", "0..1000000",
-     "tokens per sequence; 0 = as in the token file, else 128"},
+     "tokens per sequence; 0 = as in the token file, else 128, or the most that --model takes if "
+     "that is less"},
     {"lr", MOERT_OPTION_FLOAT, &o.trainer.schedule.rate, "1e-3", "0..", "learning rate"},
     {"eval-every", MOERT_OPTION_UINT, &o.trainer.eval_every, "0", "0..",
      "steps between held-out losses; 0 = none"},
