@@ -4,22 +4,24 @@
 # model, those of the model's logits, and of moert-train --sample.
 . "$(dirname "$0")/../support/e2e.sh"
 program=$bin/moert-generate
-alone "$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 32 --batch 8 --steps 20 --lr 1e-2 --log-every 0 \
-    --out "$tmp/run" --sample 40 --prompt 'The '
-sample=$(sed -n '/^sample: /,/^metrics/{s/^sample: //; /^metrics/d; p}' "$log")
+# made RANKS OPTION...: runs moert-generate; what it prints is in $tmp/out, and signs of long activities are in $log
+made() { timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$1" "$program" "${@:2}" >"$tmp/out" 2>"$log"; }
+program=$bin/moert-train made 1 --data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 32 --batch 8 --steps 20 --lr 1e-2 \
+    --log-every 0 --out "$tmp/run" --sample 40 --prompt 'The '
+sample=$(sed -n '/^sample: /,/^metrics/{s/^sample: //; /^metrics/d; p}' "$tmp/out")
 verdict $? "a small model of bytes"
-alone "$program" --model "$tmp/run/model" --prompt 'The ' --count 40 && cp "$log" "$tmp/one" && [ "$(cat "$log")" = "$sample" ]
+made 1 --model "$tmp/run/model" --prompt 'The ' --count 40 && cp "$tmp/out" "$tmp/one" && [ "$(cat "$tmp/out")" = "$sample" ]
 verdict $? "the text is that of moert-train --sample"
 for count in 2 3; do
-    ranks $count "$program" --model "$tmp/run/model" --prompt 'The ' --count 40 && diff "$tmp/one" "$log" >>"$log"
+    made $count --model "$tmp/run/model" --prompt 'The ' --count 40 && diff "$tmp/one" "$tmp/out" >>"$log"
     verdict $? "$count ranks generate the same text"
 done
 
 # the most likely tokens, one by one from the logits that moert-train saves
 greedy() {
     local tokens=(84 104 101 32) i next
-    alone "$program" --model "$tmp/run/model" --tokens "${tokens[@]}" --count 5 --temperature 0 || return 1
-    cp "$log" "$tmp/greedy"
+    made 1 --model "$tmp/run/model" --tokens "${tokens[@]}" --count 5 --temperature 0 || return 1
+    cp "$tmp/out" "$tmp/greedy"
     for ((i = 0; i < 5; i++)); do
         printf "$(printf '\\x%02x\\x00' "${tokens[@]}" 0)" >"$tmp/tokens.bin"
         alone "$bin/moert-train" --model "$tmp/run/model" --tokens "$tmp/tokens.bin" --batch 1 --length ${#tokens[@]} --order random \
@@ -42,8 +44,8 @@ if command -v python3 >/dev/null; then
     greedy
     verdict $? "greedy tokens have the largest logits"
 fi
-alone "$program" --model "$tmp/run/model" --tokens 84 104 101 32 --count 5 --temperature 0 && read -r first _ <"$log" &&
-    alone "$program" --model "$tmp/run/model" --tokens 84 104 101 32 --count 5 --temperature 0 --stop 7 "$first" && has_lines "$log" "^$first\$"
+made 1 --model "$tmp/run/model" --tokens 84 104 101 32 --count 5 --temperature 0 && read -r first _ <"$tmp/out" &&
+    made 1 --model "$tmp/run/model" --tokens 84 104 101 32 --count 5 --temperature 0 --stop 7 "$first" && has_lines "$tmp/out" "^$first\$"
 verdict $? "--stop ends a text"
 
 # golden CASE RANKS OPTION...: the tokens are those that transformers chose (tests/parity/generate.py)
@@ -53,8 +55,8 @@ golden() {
     prompt=$(sed -E 's/.*"prompt": \[([^]]*)\].*/\1/; s/,//g' <<<"$line")
     tokens=$(sed -E 's/.*"tokens": \[([^]]*)\].*/\1/; s/,//g' <<<"$line")
     # shellcheck disable=SC2086 # the prompt is a list
-    ranks "$2" "$program" --model "tests/golden/$1" --count "$(wc -w <<<"$tokens")" --temperature 0 --no-stops "${@:3}" --tokens $prompt &&
-        [ "$(cat "$log")" = "$tokens" ]
+    made "$2" --model "tests/golden/$1" --count "$(wc -w <<<"$tokens")" --temperature 0 --no-stops "${@:3}" --tokens $prompt &&
+        [ "$(cat "$tmp/out")" = "$tokens" ]
     verdict $? "$1 on $2 ranks${3:+ $3}: the tokens of transformers"
 }
 if [ "$TEST_TIER" = all ]; then
@@ -69,12 +71,12 @@ fi
 
 # lines of tokens, of which the second continues the first text
 echo '84 104 101 32' >"$tmp/lines"
-alone "$program" --model "$tmp/run/model" --lines --count 5 --temperature 0 <"$tmp/lines" && diff "$log" "$tmp/greedy" >>"$log"
+made 1 --model "$tmp/run/model" --lines --count 5 --temperature 0 <"$tmp/lines" && diff "$tmp/out" "$tmp/greedy" >>"$log"
 verdict $? "--lines continues a line"
 echo "84 104 101 32 $(cat "$tmp/greedy")" >>"$tmp/lines"
 for count in 1 3; do
-    ranks $count "$program" --model "$tmp/run/model" --lines --count 3 --temperature 0 <"$tmp/lines" && tail -n 1 "$log" >"$tmp/second" &&
-        alone "$program" --model "$tmp/run/model" --count 3 --temperature 0 --tokens $(tail -n 1 "$tmp/lines") && diff "$log" "$tmp/second" >>"$log"
+    made $count --model "$tmp/run/model" --lines --count 3 --temperature 0 <"$tmp/lines" && tail -n 1 "$tmp/out" >"$tmp/second" &&
+        made 1 --model "$tmp/run/model" --count 3 --temperature 0 --tokens $(tail -n 1 "$tmp/lines") && diff "$tmp/out" "$tmp/second" >>"$log"
     verdict $? "$count ranks: the line after it has the tokens of a new text"
 done
 echo '84 x' >"$tmp/lines"
@@ -83,7 +85,7 @@ refused 2 "line 1 of standard input: 'x' is not the number of a token" "a word i
 echo >"$tmp/lines"
 refused 2 "line 1 of standard input has no tokens" "an empty line" alone "$program" --model "$tmp/run/model" --lines <"$tmp/lines"
 for count in 1 2; do
-    ranks $count "$program" --model "$tmp/run/model" --prompt 'The ' --count 9 --rate &&
+    made $count --model "$tmp/run/model" --prompt 'The ' --count 9 --rate &&
         has_lines "$log" '9 tokens: the first after [0-9.]* s, then [0-9.]* tokens/s'
     verdict $? "$count ranks: --rate"
 done
@@ -93,16 +95,16 @@ refused 2 "a text begins with at least one token" "an empty text" alone "$progra
 
 # the log-probabilities of tokens
 printf '84 104 | 101 32\n84 104 101 | 32 84 7\n84 104 101 | 0\n' >"$tmp/lines"
-alone "$program" --model "$tmp/run/model" --lines --score <"$tmp/lines" && cp "$log" "$tmp/scores" &&
-    awk '$1 >= 0 || $2 !~ /^[01]$/ { bad = 1 } END { exit NR != 3 || bad }' "$log"
+made 1 --model "$tmp/run/model" --lines --score <"$tmp/lines" && cp "$tmp/out" "$tmp/scores" &&
+    awk '$1 >= 0 || $2 !~ /^[01]$/ { bad = 1 } END { exit NR != 3 || bad }' "$tmp/out"
 verdict $? "--score: log-probabilities of three lines"
 for count in 2 3; do
-    ranks $count "$program" --model "$tmp/run/model" --lines --score --no-cache <"$tmp/lines" && diff "$tmp/scores" "$log" >>"$log"
+    made $count --model "$tmp/run/model" --lines --score --no-cache <"$tmp/lines" && diff "$tmp/scores" "$tmp/out" >>"$log"
     verdict $? "$count ranks, without a cache: the same digits"
 done
 for i in {0..255}; do echo "84 104 101 | $i"; done >"$tmp/lines"
-alone "$program" --model "$tmp/run/model" --lines --score <"$tmp/lines" &&
-    awk '{ sum += exp($1); best += $2 } END { exit !(NR == 256 && best == 1 && sum > 0.999999 && sum < 1.000001) }' "$log"
+made 1 --model "$tmp/run/model" --lines --score <"$tmp/lines" &&
+    awk '{ sum += exp($1); best += $2 } END { exit !(NR == 256 && best == 1 && sum > 0.999999 && sum < 1.000001) }' "$tmp/out"
 verdict $? "the probabilities of all next tokens sum to 1, and one token is the most likely"
 echo '84 104' >"$tmp/lines"
 refused 2 "line 1 of standard input: expected tokens, a bar and tokens" "a line without a bar" \
@@ -112,9 +114,10 @@ refused 2 "score needs --lines" "--score without lines" alone "$program" --model
 # launch/generate: texts and chats; launch/evaluate: questions
 export PYTHON=${PYTHON:-python3}
 if command -v "$PYTHON" >/dev/null; then
-    logged launch/generate --np 2 --model "$tmp/run/model" --prompt 'The ' --count 40 && diff "$tmp/one" "$log" >>"$log"
+    launch/generate --np 2 --model "$tmp/run/model" --prompt 'The ' --count 40 >"$tmp/out" 2>"$log" && diff "$tmp/one" "$tmp/out" >>"$log"
     verdict $? "launch/generate: the text of moert-generate"
-    printf 'The \n\nThe \n' | logged launch/generate --model "$tmp/run/model" --count 40 && [ "$(cat "$log")" = "$(cat "$tmp/one" "$tmp/one")" ]
+    printf 'The \n\nThe \n' | launch/generate --model "$tmp/run/model" --count 40 >"$tmp/out" 2>"$log" &&
+        [ "$(cat "$tmp/out")" = "$(cat "$tmp/one" "$tmp/one")" ]
     verdict $? "the lines of standard input are texts"
     refused 1 "no tokenizer with a chat template|has no package" "a chat without a template" logged launch/generate --model "$tmp/run/model" --chat
     refused 1 "there is no config.json" "no model" logged launch/generate --model "$tmp" --prompt x
