@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/tree.h"
 #include "estimate/parts.h"
@@ -347,6 +348,18 @@ static size_t count_links(const moert_memory_shape *s) {
     return setting->clones ? moert_min(s->layer.local, (s->layer.local - share) * setting->ep) : 0;
 }
 
+/* Adds the copies of --verify, without the digests. */
+static void add_checks(const moert_memory_shape *s, size_t nodes, moert_memory *memory) {
+    const moert_memory_choice *choice = &s->setting->config->memory;
+    const size_t moment_bytes = moert_dtype_bits(moert_state_dtype(choice->moments)) / 8;
+    ADD(memory, checks, "a second copy of a layer",
+        moert_audit_bytes(&s->model, &s->layer, most_experts(s), nodes,
+                          s->setting->micro_batches > 1));
+    ADD(memory, checks, "values of the updates to repeat",
+        MOERT_CHECKED_LOAD * (2 * sizeof(float) /* gradients and weights */ +
+                              moert_optimizers[choice->optimizer].moments * moment_bytes));
+}
+
 /* Adds two host copies of the weights and moments of a layer's experts: one for experts that leave,
  * and one for experts that arrive (train/move.c). Also adds, for each link of a chain, an expert's
  * weights to send and to receive (layer/clones.c). */
@@ -385,9 +398,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     if (s.moe_layers > 0)
         add_moves(&s, memory);
     if (setting->verifies)
-        ADD(memory, checks, "a second copy of a layer",
-            moert_audit_bytes(&s.model, &s.layer, most_experts(&s), nodes,
-                              setting->micro_batches > 1));
+        add_checks(&s, nodes, memory);
     moert_memory_add_exchange(&s, memory); /* also adds the windows to the total */
     memory->total += memory->weights + memory->gradients + memory->moments + memory->copies +
                      memory->sums + memory->activations + memory->scratch + memory->staging +

@@ -22,6 +22,9 @@ typedef enum moert_optimizer_kind {
 
 enum { MOERT_MOMENTS_MOST = 2 };
 
+/* The parameters whose updates a rank repeats at a time with --verify (train/cross_check.h). */
+enum { MOERT_CHECKED_LOAD = 262144 };
+
 /* A step of an optimizer. The host computes coefficients in float64, the device updates in
  * float32. */
 typedef struct moert_update {

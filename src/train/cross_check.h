@@ -23,9 +23,9 @@
 /*
  * The stream of a rank is the sequence of its shards of all blocks. Each shard begins at a multiple
  * of MOERT_VIEW_FLOATS. A rank sends the values that an update reads to the rank that repeats the
- * update, in loads of MOERT_CHECKED_LOAD elements of the stream, with all kinds of values.
+ * update, in loads of MOERT_CHECKED_LOAD elements of the stream (nn/optimizer.h), with all kinds of
+ * values.
  */
-enum { MOERT_CHECKED_LOAD = 262144 };
 /* The kinds of values of a parameter: its gradient, its weight, and its moments. */
 enum { MOERT_CHECK_GRADIENT, MOERT_CHECK_WEIGHT, MOERT_CHECK_MOMENTS };
 enum { MOERT_CHECKED_KINDS_MOST = MOERT_CHECK_MOMENTS + MOERT_MOMENTS_MOST };

@@ -88,7 +88,8 @@ moert_status moert_train_take_config(moert_train_options *o, moert_train_inputs 
     moert_data_end_documents(data, end, o->document_end == NULL);
     if (o->sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
-                          "--sample writes bytes; the vocabulary of this model is %zu, not 256",
+                          "--sample writes bytes; the vocabulary of this model is %zu, not 256; "
+                          "launch/generate continues texts with a tokenizer",
                           config->vocabulary);
     o->trainer.config_text = config->text;
     return moert_train_note_settings(o);
