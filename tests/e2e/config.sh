@@ -24,6 +24,9 @@ ranks 2 "$program" --out "$tmp/file" --resume auto --steps 6 &&
     alone "$program" "${given[@]}" --out "$tmp/typed" --resume auto --steps 6 &&
     same_run "$tmp/typed" "$tmp/file" && diff -r "$tmp/typed/model" "$tmp/file/model" >>"$log"
 verdict $? "a resumed run takes its options from its record, on more ranks"
+alone "$program" --config "$tmp/typed/run.json" --model "$tmp/typed/model" --out "$tmp/further" --steps 2 &&
+    alone "$program" --out "$tmp/further" --resume auto --steps 3
+verdict $? "a --model is trained further by the record of the run that made it, without its sizes"
 
 alone "$program" --data LICENSE --model "$tmp/typed/model" --length 64 --eval-every 1 --steps 0 &&
     has_lines "$log" "^held-out loss $(sed -nE 's/.*"heldout_loss": ([0-9]\.[0-9]{3}).*/\1/p' "$tmp/typed/metrics.jsonl" | tail -n 1)"

@@ -66,13 +66,6 @@ static moert_status append_value(words *all, const char *path, const char *name,
     }
 }
 
-static bool is_one_of(const char *name, const char *const *list) {
-    for (; list != NULL && *list != NULL; list++)
-        if (strcmp(name, *list) == 0)
-            return true;
-    return false;
-}
-
 static bool was_given(const json_t *entry) {
     const char *source = json_string_value(json_object_get(entry, "source"));
     return source != NULL && (strcmp(source, "given") == 0 || strcmp(source, "file") == 0);
@@ -101,7 +94,7 @@ static moert_status append_option(words *all, const char *path, const moert_comm
 }
 
 /* Appends the file's options, and checks them as if no argument were given. */
-static moert_status append_file(const char *path, const char *const *once,
+static moert_status append_file(const char *path, moert_option_repeats *repeats,
                                 const moert_command *command, words *all) {
     json_t *root, *value;
     const char *name;
@@ -110,7 +103,8 @@ static moert_status append_file(const char *path, const char *const *once,
     moert_status status = MOERT_OK;
     json_t *const record = find_record(root);
     json_object_foreach(record != NULL ? record : root, name, value) {
-        const bool wanted = record == NULL || (was_given(value) && !is_one_of(name, once));
+        const bool wanted =
+            record == NULL || (was_given(value) && (repeats == NULL || repeats(name)));
         if (status == MOERT_OK && wanted)
             status = append_option(all, path, command, name,
                                    record == NULL ? value : json_object_get(value, "value"));
@@ -126,13 +120,13 @@ static moert_status append_file(const char *path, const char *const *once,
     return status;
 }
 
-moert_status moert_option_file_read(const char *path, const char *const *once,
+moert_status moert_option_file_read(const char *path, moert_option_repeats *repeats,
                                     moert_command *command) {
     words all = {NULL, 0, 0};
     /* each word is a copy, so that moert_option_file_free frees all of them */
     moert_status status = append(&all, strdup(command->argv[0]));
     if (status == MOERT_OK)
-        status = append_file(path, once, command, &all);
+        status = append_file(path, repeats, command, &all);
     const size_t from_file = moert_max(all.count, 1) - 1;
     for (int i = 1; status == MOERT_OK && i < command->argc; i++)
         status = append(&all, strdup(command->argv[i]));

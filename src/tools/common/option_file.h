@@ -13,12 +13,12 @@
  *   {"options": {...}, ...}                             as moert_option_record writes it; or
  *   {"sessions": [..., {"options": {...}, ...}], ...}   the run.json of a run (its last start)
  *
- * From the last two forms, takes the options that were given to the run, except for those in
- * `once`, a list of names that NULL ends. The caller calls moert_option_file_free, also after an
- * error. Errors, whose message begins with `path`: ERROR_USAGE, ERROR_MEMORY, those of
+ * From the last two forms, takes the options that were given to the run and for which `repeats`
+ * returns true; NULL: all. The caller calls moert_option_file_free, also after an error. Errors, whose message begins with `path`: ERROR_USAGE, ERROR_MEMORY, those of
  * moert_json_read.
  */
-moert_status moert_option_file_read(const char *path, const char *const *once,
+typedef bool moert_option_repeats(const char *name);
+moert_status moert_option_file_read(const char *path, moert_option_repeats *repeats,
                                     moert_command *command);
 void moert_option_file_free(moert_command *command);
 

@@ -130,7 +130,7 @@ static moert_status parse(call *c) {
     MOERT_TRY(find_file(c));
     if (c->file == NULL)
         return MOERT_OK;
-    MOERT_TRY(moert_option_file_read(c->file, c->program->once, &c->command));
+    MOERT_TRY(moert_option_file_read(c->file, c->program->repeats, &c->command));
     moert_options_free(c->table, c->count);
     return moert_options_parse(c->table, c->count, c->command.argc, c->command.argv, &c->help);
 }

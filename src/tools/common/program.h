@@ -29,7 +29,9 @@ typedef struct moert_program {
     /* *path = the file of options to read if --config is not given (tools/common/option_file.h), or
      * NULL; the caller frees it. May be NULL */
     moert_status (*option_file)(char **path);
-    const char *const *once; /* options that are not read from the record of a run; may be NULL */
+    /* whether an option is read from the record of a run, after the arguments have been parsed; may
+     * be NULL */
+    bool (*repeats)(const char *name);
 } moert_program;
 
 /* The programs whose error messages for bad options a unit test collects. */

@@ -1,5 +1,8 @@
 /* moert-train: trains a Mixture-of-Experts language model, on any number of ranks. */
+#include <string.h>
+
 #include "base/files.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "tools/common/program.h"
 #include "tools/train/run.h"
@@ -214,9 +217,21 @@ static moert_status option_file(char **path) {
     return there ? moert_text_path(path, "%s/" MOERT_RUN_FILE, o.trainer.out) : MOERT_OK;
 }
 
-/* What a single start of a run does. */
-static const char *const once[] = {"overwrite",      "resume",      "replay",
-                                   "save-gradients", "save-logits", NULL};
+/* Whether a run does what the record of another run says. Only a single start of a run does what
+ * `once` lists. The sizes of a new model do not go with a --model that is an argument. */
+static bool repeats(const char *name) {
+    static const char *const once[] = {"overwrite", "resume", "replay", "save-gradients",
+                                       "save-logits"};
+    for (size_t i = 0; i < MOERT_COUNT(once); i++)
+        if (strcmp(name, once[i]) == 0)
+            return false;
+    for (size_t i = 0; i < MOERT_COUNT(options) && o.model_path != NULL; i++)
+        if (options[i].name != NULL && strcmp(options[i].name, name) == 0) {
+            const uintptr_t target = (uintptr_t)options[i].target, sizes = (uintptr_t)&o.sizes;
+            return target < sizes || target >= sizes + sizeof o.sizes;
+        }
+    return true;
+}
 
 static moert_status run(moert_context *context) {
     return moert_train_run(context, &o);
@@ -233,6 +248,6 @@ const moert_program moert_train_program = {
     .check = check,
     .run = run,
     .option_file = option_file,
-    .once = once,
+    .repeats = repeats,
 };
 MOERT_MAIN(moert_train_program)

@@ -24,7 +24,9 @@ static const moert_option table[] = {
     {"schedule", MOERT_OPTION_CHOICE, &values.schedule, "cosine", "constant|cosine", "of the rate"},
 };
 enum { COUNT = MOERT_COUNT(table) };
-static const char *const once[] = {"quiet", NULL};
+static bool repeats(const char *name) {
+    return strcmp(name, "quiet") != 0;
+}
 
 static char arguments[8][64];
 static moert_command command;
@@ -41,7 +43,7 @@ static moert_status parse(const char *text, const char *line) {
         argv[command.argc] = strcpy(arguments[command.argc], word), command.argc++;
     write_json("options.json", text);
     const moert_status status =
-        moert_option_file_read(in_directory("options.json"), once, &command);
+        moert_option_file_read(in_directory("options.json"), repeats, &command);
     owned(command.argv, free);
     for (int i = 0; i < command.argc; i++)
         owned(command.argv[i], free);
@@ -80,7 +82,7 @@ TEST(test_arguments_take_precedence_over_the_file_and_the_file_over_defaults) {
          "no --out;--data z;--steps 9;--rate 0.0003;no --quiet;--checks 1;--schedule cosine"},
         {"{'steps': '7', 'data': 'x', 'rate': 1, 'quiet': true}", "--no-quiet",
          "no --out;--data x;--steps 7;--rate 1;no --quiet;--checks 1;--schedule cosine"},
-        /* of a record: what was given, except for `once` */
+        /* of a record: what was given, except for what does not repeat */
         {"{'version': '1', 'options': {'steps': {'value': 8, 'source': 'given'},"
          " 'rate': {'value': 0.1, 'source': 'default'},"
          " 'quiet': {'value': true, 'source': 'given'},"
