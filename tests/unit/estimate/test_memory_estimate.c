@@ -350,6 +350,13 @@ static bool has_idle_layer(const moert_model *model) {
     return moert_model_recomputes(model) && idle > 0 && idle < model->moe_layers;
 }
 
+/* What moert_check_update_create allocates: gradients, weights and moments of a load. */
+static size_t load_bytes(const moert_model_config *config) {
+    const size_t moments = moert_optimizers[config->memory.optimizer].moments;
+    const bool rounded = config->memory.moments == MOERT_STATE_BF16;
+    return (size_t)MOERT_CHECKED_LOAD * (2 * sizeof(float) + moments * (rounded ? 2 : 4));
+}
+
 /* Trains, and compares the estimate with what was allocated. */
 static void compare(const draw *d, const moert_model_config *config) {
     moert_row_peak peaks[MOST_LAYERS];
@@ -389,7 +396,7 @@ static void compare(const draw *d, const moert_model_config *config) {
     moert_memory got = measure(model, optimizer);
     got.saves = moert_saver_floats(model) * sizeof(float);
     got.moves = d->clones ? want.moves : handed_bytes(mesh->handover);
-    got.checks = audit != NULL ? audit_bytes(audit) : 0;
+    got.checks = audit != NULL ? audit_bytes(audit) + load_bytes(config) : 0;
     got.staging =
         setting.engine == MOERT_EXCHANGE_STAGED ? staged_bytes(mesh->exchange) : want.staging;
     got.total = want.total;
