@@ -43,7 +43,7 @@ while IFS= read -r command <&3; do
         ;;
     launch/stop*) # stops a training like that of the first row
         launch/train --np 2 -- --data DIRECTORY --out runs/first --overwrite >"$log" 2>&1 &
-        for ((i = 0; i < 600; i++)); do [ "$(head -c 12 runs/first/metrics.jsonl)" = '{"step": 0, ' ] && [ -e runs/first/.lock ] && break || sleep 0.1; done
+        for ((i = 0; i < 600; i++)); do grep -q '^step  *0 ' "$log" && break || sleep 0.1; done
         bash -c "$command" >>"$log" 2>&1 && wait $! && has_lines "$log" '^stopped by a signal'
         verdict $? "$command"
         ;;
