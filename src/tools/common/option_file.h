@@ -14,7 +14,8 @@
  *   {"sessions": [..., {"options": {...}, ...}], ...}   the run.json of a run (its last start)
  *
  * From the last two forms, takes the options that were given to the run and for which `repeats`
- * returns true; NULL: all. The caller calls moert_option_file_free, also after an error. Errors, whose message begins with `path`: ERROR_USAGE, ERROR_MEMORY, those of
+ * returns true; NULL: all. The caller calls moert_option_file_free, also after an error.
+ * Errors, whose message begins with `path`: ERROR_USAGE, ERROR_MEMORY, those of
  * moert_json_read.
  */
 typedef bool moert_option_repeats(const char *name);
