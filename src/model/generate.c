@@ -71,12 +71,18 @@ static size_t choose(const moert_sampling *how, const float *logits, size_t coun
     return kept;
 }
 
-int32_t moert_sample_token(const moert_sampling *how, const float *logits, size_t count,
-                           double uniform, int32_t *order) {
+/* The token with the largest logit; of equal ones, the first. */
+static size_t most_likely(const float *logits, size_t count) {
     size_t best = 0;
-    double sum = 0.0, at = 0.0;
     for (size_t i = 1; i < count; i++)
         best = logits[i] > logits[best] ? i : best;
+    return best;
+}
+
+int32_t moert_sample_token(const moert_sampling *how, const float *logits, size_t count,
+                           double uniform, int32_t *order) {
+    const size_t best = most_likely(logits, count);
+    double sum = 0.0, at = 0.0;
     if (how->temperature == 0.0)
         return (int32_t)best;
     const double largest = (double)logits[best];
@@ -189,10 +195,8 @@ moert_status moert_generation_next(moert_generation *g, int32_t *token) {
 
 /* Adds the logarithm of a token's probability. */
 static void add_score(const float *logits, size_t count, int32_t token, moert_likelihood *score) {
-    size_t best = 0;
+    const size_t best = most_likely(logits, count);
     double sum = 0.0;
-    for (size_t i = 1; i < count; i++)
-        best = logits[i] > logits[best] ? i : best;
     for (size_t i = 0; i < count; i++)
         sum += moert_exp((double)logits[i] - (double)logits[best]);
     score->log_probability += (double)logits[token] - (double)logits[best] - moert_log(sum);
