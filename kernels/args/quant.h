@@ -21,12 +21,13 @@ enum {
 enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
 
 typedef struct moert_amax_args {
+    args_u64 x_stride;
     args_u32 groups, rows;
     args_i32 columns, hadamard, group_scales;
     args_u32 count;
     args_i32 rule;
 } moert_amax_args;
-MOERT_ARGS_LAYOUT(moert_amax_args, rule, 24, 28)
+MOERT_ARGS_LAYOUT(moert_amax_args, rule, 32, 40)
 
 typedef struct moert_scales_args {
     args_u32 groups, rows, width;
@@ -42,11 +43,11 @@ typedef struct moert_interleave_args {
 MOERT_ARGS_LAYOUT(moert_interleave_args, inverse, 24, 32)
 
 typedef struct moert_quantize_args {
-    args_u64 q_bytes, scales, seed;
+    args_u64 q_bytes, scales, seed, x_stride;
     args_u32 groups, rows;
     args_i32 columns, strip, x_runs, x_type, group_scales, scale_rounding, hadamard;
     args_u32 blocks;
 } moert_quantize_args;
-MOERT_ARGS_LAYOUT(moert_quantize_args, blocks, 60, 64)
+MOERT_ARGS_LAYOUT(moert_quantize_args, blocks, 68, 72)
 
 #endif

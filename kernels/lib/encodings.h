@@ -88,6 +88,17 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
     return as_vec(u);
 }
 
+/* decode(encode(x)) for a type of 4 or 8 bits whose largest value is `largest`; NaN becomes any value.
+ * Adds a power of two so large that the floats near it are as far apart as the values of the
+ * number's binade, so that the addition rounds. */
+static inline vec round_to(vec x, float largest, int bits, int mantissa, int bias, uint overflow,
+                           uint nan_code, int special) {
+    const uvec most = min(as_uvec(x) & 0x7FFFFFFFu, (uvec)as_uint(largest));
+    const uvec binade = max(most & 0x7F800000u, (uvec)((uint)(128 - bias) << 23));
+    const vec power = as_vec(binade + ((uint)(23 - mantissa) << 23));
+    return as_vec(as_uvec((as_vec(most) + power) - power) | (as_uvec(x) & 0x80000000u));
+}
+
 #ifdef HAS_FP8
 /* encode and decode for four elements of 8 bits in a word; a NaN becomes any NaN. */
 static inline uint pack_bytes(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code,

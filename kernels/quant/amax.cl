@@ -6,16 +6,21 @@
  *   amax_groups    amax[g] = the maximum over group g's partials, or over all of them
  *                                                                      grid (groups, or 1)
  *   nvfp4_global   whole[g] = amax[g] / 2688, by `rule`                grid (1)
+ *   power_global   whole[g] = amax[g] / 2688, rounded up to a power of two at least 2^-126; 1 for 0
+ *                                                                      grid (1)
  *
- * x is dense. Maxima compare the bits of magnitudes, so that a NaN wins, and their order does not
- * matter. Required: nothing. Local memory on GPUs: 128 bytes. Deterministic.
+ * Rows of x lie x_stride elements apart. Maxima compare the bits of magnitudes, so that a NaN wins,
+ * and their order does not matter. Required: X_BF16 (0 x is float32, 1 bf16). Local memory on GPUs: 128 bytes. Deterministic.
  */
+#ifndef X_BF16
+#error "X_BF16 must be defined"
+#endif
 #include "args/quant.h"
 #include "lib/formats.h"
 
 #define HEIGHT MOERT_AMAX_ROWS
 
-KERNEL void amax_blocks(global const uint *ends, global const float *x, global uint *partial,
+KERNEL void amax_blocks(global const uint *ends, global const void *x, global uint *partial,
                         moert_amax_args args) {
     ROW_GROUP;
     const row_block p = find_row_block(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
@@ -23,9 +28,9 @@ KERNEL void amax_blocks(global const uint *ends, global const float *x, global u
     for (int c = 0; p.rows > 0 && c < args.columns; c += VEC) {
         vec v[HEIGHT];
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
-            v[r] = r < p.rows
-                       ? load_part(x + (ulong)(p.row + r) * args.columns + c, args.columns - c)
-                       : (vec)0.0f;
+            v[r] = r < p.rows ? load_as(x, X_BF16 ? IS_BF16 : IS_F32,
+                                        (p.row + r) * args.x_stride + c, args.columns - c)
+                              : (vec)0.0f;
         if (args.hadamard && p.rows == HEIGHT)
             rotate_rows(v);
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
@@ -67,5 +72,14 @@ KERNEL void nvfp4_global(global const float *amax, global float *whole, moert_am
         const float scale =
             args.rule == TE && (a == 0.0f || 2688.0f / a == 0.0f) ? 1.0f : a / 2688.0f;
         whole[g] = isnan(scale) ? as_float(QUIET) : scale;
+    }
+}
+
+KERNEL void power_global(global const float *amax, global float *whole, moert_amax_args args) {
+    for (uint g = get_local_id(0); g < args.count; g += MOERT_ITEMS) {
+        const uint u = min(as_uint(amax[g]), 0x7F7FFFFFu);
+        const uint up = (u & 0x7FFFFFu) > 0x280000u; /* 2688 = 2^11 * (1 + 0x280000 / 2^23) */
+        const uint exponent = max((int)(u >> 23) - 11 + (int)up, 1);
+        whole[g] = isnan(amax[g]) ? as_float(QUIET) : u == 0 ? 1.0f : as_float(exponent << 23);
     }
 }

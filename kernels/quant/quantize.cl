@@ -30,6 +30,7 @@
 #error "ROUNDING of elements of 4 bits and RULE of E4M3 scales must be defined"
 #endif
 #include "lib/formats.h"
+#include "quant/held.h"
 #include "quant/quantize.h"
 
 /* ---- rows and tiles ---- */
@@ -76,29 +77,6 @@ static inline void store_scale(const job *j, const scaling *s, ulong at) {
 #endif
 }
 
-/* The maximum of x over the `items` items of this item's block. `items` is a power of two, and the
- * first item's number is a multiple of it. */
-INLINED uvec block_largest(uvec x, int items, local float *row_group) {
-#if MOERT_ITEMS == 1
-    return max_uints(x, row_group);
-#else
-    uint2 own = max(x.lo, x.hi);
-    uint most = max(own.x, own.y);
-#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-    UNROLL_FOR(int distance = items / 2; distance > 0; distance /= 2)
-        most = max(most, as_uint(exchanged(as_float(most), distance)));
-#else
-    const int first = get_local_id(0) / items * items;
-    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
-    row_group[get_local_id(0)] = as_float(most);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = 0; i < items; i++)
-        most = max(most, as_uint(row_group[first + i]));
-#endif
-    return most;
-#endif
-}
-
 /* The first item of a block stores the block's scale. */
 static inline void store_block_scale(const job *j, const scaling *s, ulong line, int column) {
     const int c = column + part_start();
@@ -107,7 +85,6 @@ static inline void store_block_scale(const job *j, const scaling *s, ulong line,
 }
 
 #if MOERT_ITEMS == 1
-#define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns quantized at a time: a block, or a step */
 KERNEL void quantize_row(ARGUMENTS) {
     ROW_GROUP;
     const job job_ = JOB, *j = &job_;
@@ -135,21 +112,11 @@ KERNEL void quantize_row(ARGUMENTS) {
 
 /* ---- blocks of rows ---- */
 
-/* Rows of a block that a row group holds in registers; on GPUs ROW_GROUPS row groups share the
- * block. */
-#define HELD       (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
-#define ROW_GROUPS (BLOCK / HELD)
 #if MOERT_ITEMS == 1
 #define EACH_STEP(c) for (int c = p.first; c < p.last; c += VEC)
 #else /* a strip is one step */
 #define EACH_STEP(c) const int c = p.first;
 #endif
-#define PEAKS local uvec peaks[ROW_GROUPS][MOERT_ITEMS]
-
-/* The first of this row group's rows in a block. */
-static inline uint first_held(void) {
-    return row_group_index() * HELD;
-}
 
 static inline void hold_rows(const job *j, vec held[HELD], part p, int column, int n) {
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] =
@@ -161,18 +128,6 @@ static inline uvec held_largest(const vec held[HELD]) {
     uvec largest = 0;
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = max(largest, magnitude_bits(held[r]));
     return largest;
-}
-
-/* The maximum over the row groups; all row groups call together. */
-INLINED uvec largest_of_groups(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
-#if ROW_GROUPS > 1
-    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
-    peaks[row_group_index()][item_index()] = own;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL_FOR(int i = 0; i < ROW_GROUPS; i++)
-        own = max(own, peaks[i][item_index()]);
-#endif
-    return own;
 }
 
 #if MOERT_ITEMS == 1

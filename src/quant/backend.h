@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device/check.h"
+#include "quant/fake_quantize.h"
 #include "quant/quantize.h"
 #include "quant/scales.h"
 
@@ -15,6 +16,9 @@
     X(quantize_amax, moert_quantize)                                                               \
     X(quantize, moert_quantize)                                                                    \
     X(dequantize, moert_quantize)                                                                  \
+    X(fake_quantize_amax, moert_fake_quantize)                                                     \
+    X(power_globals, moert_power_globals)                                                          \
+    X(fake_quantize, moert_fake_quantize)                                                          \
     X(cast, moert_cast)                                                                            \
     X(swizzle, moert_scale_tiles)                                                                  \
     X(unswizzle, moert_scale_tiles)                                                                \

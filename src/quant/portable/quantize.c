@@ -1,5 +1,5 @@
 /* Quantizers and casts of the portable backend: launches kernels/quant/quantize.cl, dequantize.cl,
- * amax.cl and cast.cl. */
+ * fake_quantize.cl, amax.cl and cast.cl. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,8 @@
 #include "quant/backend.h"
 
 enum {
-    STRIP = 1024,     /* columns of a work-group on CPUs, a multiple of the largest block */
+    STRIP = 1024,     /* columns of a work-group on CPUs, and of fake quantization on all devices; a
+                         multiple of the largest block */
     GPU_STRIP = 4096, /* columns of a work-group on GPUs, where starting one takes as long as
                          several steps */
     /* columns that a work-group on GPUs takes in its only step, if blocks span rows */
@@ -64,17 +65,21 @@ static moert_grid tiles_of(const moert_device *device, const moert_quantize *op)
     return (moert_grid){along, moert_ceil_div(op->columns, strip_of(device, op)), 1};
 }
 
+/* Adds the option of programs whose sizes, which `sizes` joins by |, are multiples of 4. */
+static void add_aligned(const moert_device *device, size_t sizes, char spec[MOERT_SPEC_BYTES]) {
+    if (moert_by_form(device, 1, sizes % 4) == 0)
+        strcat(spec, " -DALIGNED");
+}
+
 /* The program of a family for an operation, as MOERT_PROGRAM() forms it. */
 static void choose_program(const moert_device *device, const char *family, const moert_quantize *op,
                            char spec[MOERT_SPEC_BYTES]) {
-    const size_t sizes = op->columns | moert_quantized_layout(op).q_bytes;
     moert_format_program(family, op->how.format, spec);
     if (op->x_runs > 0)
         strcat(spec, " -DRUNS");
     if (op->how.transposed)
         strcat(spec, " -DTRANSPOSED=1");
-    if (moert_by_form(device, 1, sizes % 4) == 0)
-        strcat(spec, " -DALIGNED");
+    add_aligned(device, op->columns | moert_quantized_layout(op).q_bytes, spec);
 }
 
 /* Adds the options that only quantizing needs. */
@@ -102,31 +107,73 @@ static moert_device *device_of(const moert_quantize *op) {
     return any != NULL ? moert_buffer_device(any) : NULL;
 }
 
-moert_status moert_portable_quantize_amax(const moert_quantize *op) {
+/* The maxima of x, for all rows or by group. */
+typedef struct maxima {
+    const moert_groups *groups;
+    const moert_buffer *x;
+    moert_buffer *amax;
+    size_t columns, x_stride;
+    bool bf16, by_group, hadamard;
+} maxima;
+
+static moert_status run_amax(const maxima *op) {
     moert_device *device = moert_buffer_device(op->amax);
-    const moert_groups *groups = &op->groups;
+    const moert_groups *groups = op->groups;
     const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, MOERT_AMAX_ROWS);
     const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1};
-    const moert_grid sums = {op->how.group_scales ? groups->count : 1, 1, 1};
+    const moert_grid sums = {op->by_group ? groups->count : 1, 1, 1};
+    const moert_amax_args args = {.x_stride = op->x_stride,
+                                  .groups = (unsigned)groups->count,
+                                  .rows = (unsigned)groups->rows,
+                                  .columns = (int)op->columns,
+                                  .hadamard = op->hadamard,
+                                  .group_scales = op->by_group};
     moert_buffer *partial = NULL;
     moert_status status;
+    char spec[MOERT_SPEC_BYTES];
+    snprintf(spec, sizeof spec, "quant/amax -DX_BF16=%d", op->bf16);
+    add_aligned(device, op->columns | op->x_stride, spec);
     MOERT_TRY(moert_buffer_create(device, blocks * sizeof(uint32_t), &partial));
     MOERT_TRY_OR(destroy, moert_buffer_clear(partial, 0, blocks * sizeof(uint32_t)));
-    MOERT_TRY_OR(destroy,
-                 MOERT_RUN(device, "quant/amax", "amax_blocks", grid, MOERT_ARG(groups->ends),
-                           MOERT_ARG(op->x), MOERT_ARG(partial),
-                           MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
-                                      .rows = (unsigned)groups->rows, .columns = (int)op->columns,
-                                      .hadamard = (int)op->how.hadamard)));
-    MOERT_TRY_OR(destroy,
-                 MOERT_RUN(device, "quant/amax", "amax_groups", sums, MOERT_ARG(groups->ends),
-                           MOERT_ARG(partial), MOERT_ARG(op->amax),
-                           MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
-                                      .rows = (unsigned)groups->rows,
-                                      .group_scales = (int)op->how.group_scales)));
+    MOERT_TRY_OR(destroy, MOERT_RUN(device, spec, "amax_blocks", grid, MOERT_ARG(groups->ends),
+                                    MOERT_ARG(op->x), MOERT_ARG(partial), MOERT_STRUCT(args)));
+    MOERT_TRY_OR(destroy, MOERT_RUN(device, spec, "amax_groups", sums, MOERT_ARG(groups->ends),
+                                    MOERT_ARG(partial), MOERT_ARG(op->amax), MOERT_STRUCT(args)));
 destroy:
     moert_buffer_destroy(partial);
     return status;
+}
+
+moert_status moert_portable_quantize_amax(const moert_quantize *op) {
+    return run_amax(&(maxima){.groups = &op->groups,
+                              .x = op->x,
+                              .amax = op->amax,
+                              .columns = op->columns,
+                              .x_stride = op->columns,
+                              .by_group = op->how.group_scales,
+                              .hadamard = op->how.hadamard});
+}
+
+moert_status moert_portable_fake_quantize_amax(const moert_fake_quantize *op) {
+    return run_amax(&(maxima){.groups = &op->groups,
+                              .x = op->x,
+                              .amax = op->amax,
+                              .columns = op->columns,
+                              .x_stride = op->x_stride,
+                              .bf16 = op->x_type == MOERT_DTYPE_BF16,
+                              .by_group = op->how.group_scales});
+}
+
+/* Runs a kernel of kernels/quant/amax.cl that computes `count` global scales. */
+static moert_status run_globals(const char *kernel, const moert_buffer *amax, moert_buffer *whole,
+                                size_t count, moert_nvfp4_rule rule) {
+    return MOERT_RUN(moert_buffer_device(whole), "quant/amax -DX_BF16=0", kernel,
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(amax), MOERT_ARG(whole),
+                     MOERT_ARGS(moert_amax_args, .count = (unsigned)count, .rule = (int)rule));
+}
+
+moert_status moert_portable_power_globals(const moert_power_globals *op) {
+    return run_globals("power_global", op->amax, op->to, op->count, 0);
 }
 
 static moert_quantize_args args_of(const moert_device *device, const moert_quantize *op,
@@ -135,6 +182,7 @@ static moert_quantize_args args_of(const moert_device *device, const moert_quant
     return (moert_quantize_args){.q_bytes = shape->q_bytes,
                                  .scales = shape->scales,
                                  .seed = how->seed,
+                                 .x_stride = (op->x_runs > 0 ? 2 : 1) * op->columns,
                                  .groups = (unsigned)op->groups.count,
                                  .rows = (unsigned)op->groups.rows,
                                  .columns = (int)op->columns,
@@ -156,10 +204,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     char spec[MOERT_SPEC_BYTES];
     moert_device *device = device_of(op);
     if (op->amax != NULL)
-        MOERT_TRY(MOERT_RUN(
-            device, "quant/amax", "nvfp4_global", ((moert_grid){1, 1, 1}), MOERT_ARG(op->amax),
-            MOERT_ARG(op->global),
-            MOERT_ARGS(moert_amax_args, .count = (unsigned)scales, .rule = (int)how->nvfp4_rule)));
+        MOERT_TRY(run_globals("nvfp4_global", op->amax, op->global, scales, how->nvfp4_rule));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
     choose_program(device, "quant/quantize", op, spec);
@@ -169,6 +214,30 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
                      MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
                      MOERT_ARG(op->norm), MOERT_STRUCT(args));
+}
+
+moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
+    const moert_groups *groups = &op->groups;
+    const moert_quantizer *how = &op->how;
+    moert_device *device = moert_buffer_device(op->x);
+    const size_t blocks =
+        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format));
+    char spec[MOERT_SPEC_BYTES];
+    moert_format_program("quant/fake_quantize", how->format, spec);
+    add_choices(how, spec);
+    const size_t used = strlen(spec);
+    snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d",
+             op->x_type == MOERT_DTYPE_BF16, op->along != NULL, op->down != NULL);
+    add_aligned(device, op->columns | op->x_stride, spec);
+    const moert_argument args =
+        MOERT_ARGS(moert_quantize_args, .seed = how->seed, .x_stride = op->x_stride,
+                   .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
+                   .columns = (int)op->columns, .strip = STRIP, .group_scales = how->group_scales,
+                   .scale_rounding = (int)how->scale_rounding, .blocks = (unsigned)blocks);
+    return MOERT_RUN(device, spec, "fake_quantize",
+                     ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}),
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->global),
+                     MOERT_ARG(op->along), MOERT_ARG(op->down), args);
 }
 
 moert_status moert_portable_dequantize(const moert_quantize *op) {

@@ -1,0 +1,83 @@
+/* Checks the arguments of fake quantization and calls the backend in use. */
+#include "quant/fake_quantize.h"
+
+#include "base/dtype.h"
+#include "base/memory.h"
+#include "device/profile/profile.h"
+#include "quant/backend.h"
+
+/* Checks the sizes and x. *full = the description with defaults filled in. */
+static moert_status check_x(const moert_fake_quantize *op, moert_fake_quantize *full) {
+    int narrow;
+    *full = *op;
+    full->how = moert_quantizer_settled(&op->how, false);
+    if (op->groups.ends == NULL)
+        full->groups.count = 1;
+    if (op->x_stride == 0)
+        full->x_stride = op->columns;
+    const moert_groups *groups = &full->groups;
+    MOERT_TRY(moert_to_int(groups->rows, "rows of a rounded matrix", &narrow));
+    MOERT_TRY(moert_to_int(op->columns, "columns of a rounded matrix", &narrow));
+    MOERT_TRY(moert_to_int(groups->count, "groups of a rounded matrix", &narrow));
+    if (groups->ends != NULL)
+        MOERT_TRY(moert_check_buffer("ends", groups->ends, 1, groups->count, groups->count, 4));
+    if (full->how.rounding != MOERT_ROUNDING_NEAREST)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "fake quantization rounds to nearest, not as rounding %u",
+                          (unsigned)op->how.rounding);
+    if (op->x_type != MOERT_DTYPE_F32 && op->x_type != MOERT_DTYPE_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "rows are rounded from f32 or bf16, not from type %u",
+                          (unsigned)op->x_type);
+    return moert_check_buffer("x", op->x, groups->rows, op->columns, full->x_stride,
+                              moert_dtype_bits(op->x_type) / 8);
+}
+
+static size_t globals_of(const moert_fake_quantize *op) {
+    return op->how.group_scales ? op->groups.count : 1;
+}
+
+/* Reports the bytes of x and of `results` results to the profile. */
+static void report_work(const moert_fake_quantize *op, size_t results) {
+    if (op->x != NULL)
+        moert_profile_work(moert_buffer_device(op->x), "quant/fake_quantize", 0.0,
+                           (double)(op->groups.rows * op->columns *
+                                    (moert_dtype_bits(op->x_type) / 8 + results * 2)));
+}
+
+moert_status moert_fake_quantize_amax(const moert_fake_quantize *op) {
+    moert_fake_quantize full;
+    MOERT_TRY(check_x(op, &full));
+    const size_t scales = globals_of(&full);
+    MOERT_TRY(moert_check_buffer("amax", full.amax, 1, scales, scales, sizeof(float)));
+    if (scales == 0)
+        return MOERT_OK;
+    report_work(&full, 0);
+    return moert_quant_backend_get()->fake_quantize_amax(&full);
+}
+
+moert_status moert_power_globals_run(const moert_power_globals *op) {
+    MOERT_TRY(moert_check_buffer("amax", op->amax, 1, op->count, op->count, sizeof(float)));
+    MOERT_TRY(moert_check_buffer("global scale", op->to, 1, op->count, op->count, sizeof(float)));
+    return op->count == 0 ? MOERT_OK : moert_quant_backend_get()->power_globals(op);
+}
+
+moert_status moert_fake_quantize_run(const moert_fake_quantize *op) {
+    moert_fake_quantize full;
+    MOERT_TRY(check_x(op, &full));
+    const moert_groups *groups = &full.groups;
+    const size_t scales = globals_of(&full), n = full.columns, bytes = sizeof(uint16_t);
+    if (full.along != NULL)
+        MOERT_TRY(moert_check_buffer("along", full.along, groups->rows, n, n, bytes));
+    if (full.down != NULL)
+        MOERT_TRY(moert_check_buffer("down", full.down, groups->rows, n, n, bytes));
+    if (full.how.format == MOERT_FORMAT_NVFP4)
+        MOERT_TRY(
+            moert_check_buffer("global scale", full.global, 1, scales, scales, sizeof(float)));
+    else
+        full.global = NULL;
+    if (groups->count == 0 || groups->rows == 0 || n == 0 ||
+        (full.along == NULL && full.down == NULL))
+        return MOERT_OK;
+    report_work(&full, (full.along != NULL) + (full.down != NULL));
+    return moert_quant_backend_get()->fake_quantize(&full);
+}
