@@ -117,6 +117,12 @@ moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quant
     return panels->prepacker->fill(panels, NULL, quantized);
 }
 
+moert_buffer *moert_panels_values(const moert_panels *panels) {
+    return panels != NULL && panels->prepacker->in_order && panels->shape.type == MOERT_DTYPE_BF16
+               ? panels->buffer
+               : NULL;
+}
+
 size_t moert_panels_bytes(const moert_panels *panels) {
     return panels != NULL ? moert_buffer_bytes(panels->buffer) : 0;
 }
@@ -166,11 +172,11 @@ moert_status moert_weight_cache_take(moert_weight_cache *cache, moert_gemm *gemm
 
 moert_buffer *moert_weight_cache_copy(const moert_weight_cache *cache, size_t n) {
     const moert_panels *panels = cache->panels[MOERT_PANELS_FORWARD];
-    if (panels == NULL || !panels->prepacker->in_order || !panels->prepacker->any_use)
+    moert_buffer *values = moert_panels_values(panels);
+    if (values == NULL || !panels->prepacker->any_use)
         return NULL;
     const moert_panels_shape *shape = &panels->shape;
-    const bool whole = shape->groups * shape->n * shape->k == n;
-    return whole && shape->type == MOERT_DTYPE_BF16 ? panels->buffer : NULL;
+    return shape->groups * shape->n * shape->k == n ? values : NULL;
 }
 
 void moert_weight_cache_rounded(moert_weight_cache *cache) {

@@ -58,6 +58,9 @@ typedef struct moert_quantized {
     size_t blocks;              /* with COLUMN blocks: row blocks for which q and scale have room */
 } moert_quantized;
 moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quantized *quantized);
+/* The memory of the panels if they hold the weight as bf16 [G,N,K], in its own order; else NULL. A
+ * caller may fill this memory. */
+moert_buffer *moert_panels_values(const moert_panels *panels);
 /* Bytes of device memory; 0 for NULL. */
 size_t moert_panels_bytes(const moert_panels *panels);
 void moert_panels_destroy(moert_panels *panels);

@@ -50,28 +50,28 @@ static moert_storing storing_of(const moert_device *device, moert_gemm_kind kind
 
 moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert_device *device,
                                        size_t experts) {
-    const bool bf16 = o->precision == MOERT_PRECISION_BF16,
-               mxfp8 = o->precision == MOERT_PRECISION_MXFP8,
+    const bool rounds = o->precision != MOERT_PRECISION_F32,
+               bf16 = o->precision == MOERT_PRECISION_BF16,
                nvfp4 = o->precision == MOERT_PRECISION_NVFP4;
     const bool back_bf16 = o->combine == MOERT_COMBINE_BF16, biased = o->expert_biases;
     const size_t h = o->hidden, i = o->intermediate;
-    const moert_dtype f32 = MOERT_DTYPE_F32, rounded = bf16 ? MOERT_DTYPE_BF16 : f32;
+    const moert_dtype f32 = MOERT_DTYPE_F32, operand = rounds ? MOERT_DTYPE_BF16 : f32;
     moert_layer_choices c = {
         .forth = hop_of(o->dispatch, h),
         .back = hop_of(back_bf16 ? MOERT_DISPATCH_BF16 : MOERT_DISPATCH_F32, h),
         .biases = biased,
-        .operand = bf16 || mxfp8 ? MOERT_DTYPE_BF16 : f32,
-        .received = o->dispatch == MOERT_DISPATCH_BF16 && !biased ? rounded : f32,
-        .v = moert_operand_between(device, biased ? f32 : rounded, experts, h, i),
-        .h = rounded,
-        .quantizes = mxfp8 || nvfp4,
+        .operand = operand,
+        .received = o->dispatch == MOERT_DISPATCH_BF16 && !biased ? operand : f32,
+        .v = moert_operand_between(device, biased ? f32 : operand, experts, h, i),
+        .h = operand,
+        .quantizes = rounds && !bf16,
         .format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
         .global_scales = nvfp4,
-        .splits_router = o->precision != MOERT_PRECISION_F32};
-    const bool plain = o->dispatch == MOERT_DISPATCH_F32 && o->precision == MOERT_PRECISION_F32;
-    c.dv = biased ? f32 : o->deferred_wgrad ? c.v : c.h;
-    c.chunks = !back_bf16 && (plain || c.received == MOERT_DTYPE_BF16);
-    c.pushes = back_bf16 && !biased && (h | i) % GRAIN == 0 && (bf16 || mxfp8);
+        .splits_router = rounds};
+    const bool plain = o->dispatch == MOERT_DISPATCH_F32 && !rounds;
+    c.dv = biased ? f32 : o->deferred_wgrad || c.quantizes ? c.v : c.h;
+    c.chunks = !back_bf16 && (plain || (bf16 && c.received == operand));
+    c.pushes = back_bf16 && !biased && (h | i) % GRAIN == 0 && rounds;
     if (back_bf16 && !biased) /* biases are added to float32 results */
         c.y = storing_of(device, MOERT_GEMM_FORWARD, experts, h, i, c.operand);
     if (back_bf16)

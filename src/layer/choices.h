@@ -3,17 +3,16 @@
  * experts compute. moert_layer_choose makes all these decisions: no other file reads the options
  * precision, dispatch, combine or expert_biases.
  *
- *   precision  operands of the experts' GEMMs                  v, dh     h     dv
- *   f32        float32                                         F32       F32   F32
- *   bf16       bf16                                            BF16 (1)  BF16  BF16 (2)
- *   mxfp8      bf16: E4M3 payload times powers of two          F32       F32   F32
- *   nvfp4      float32: E2M1 payload times scales and a        F32       F32   F32
- *              global scale, which is no power of two
+ *   precision      operands of the experts' GEMMs                         v, dh      h      dv
+ *   f32            float32                                                F32        F32    F32
+ *   bf16           bf16                                                   BF16 (1)   BF16   BF16 (2)
+ *   mxfp8, nvfp4   bf16 that holds the format's values (rounding.h)       BF16 (1)   BF16   as v (3)
  *
  * (1) v and dh are F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and
  *     the gradient of the biases reads dv in float32.
  * (2) dv is F32 with biases. With a deferred wgrad dv has the dtype of v, because dv then uses the
  *     buffer of v.
+ * (3) dv uses the buffer of v, since its rounded copy uses the scratch buffer of a separate dv.
  *
  * GEMMs of bf16 operands may treat operands below 2^-126 as zero.
  */

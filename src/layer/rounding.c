@@ -7,133 +7,146 @@
 #include "base/dtype.h"
 #include "device/buffer.h"
 #include "moert/quantize.h"
+#include "quant/fake_quantize.h"
 
-/* A float32 matrix [groups.rows, columns] without gaps. */
-typedef struct matrix {
-    moert_groups groups;
-    size_t columns;
-    moert_buffer *values;
-} matrix;
+/* Fills in the operands' format. */
+static moert_quantizer quantizer_of(const moert_layer_choices *choices, moert_axis axis) {
+    moert_quantizer how = MOERT_QUANTIZER_INIT;
+    how.format = choices->format;
+    how.axis = axis;
+    return how;
+}
+
+/* ---- weights ---- */
+
+/* A weight[L,N,K], and its two copies: for forward, and for dgrad. */
+typedef struct copies {
+    moert_quantizer how;
+    moert_groups groups; /* of N rows each */
+    size_t n, k;
+    moert_buffer *weight, *global;
+    moert_panels_use use[2];
+    moert_panels *panels[2]; /* NULL: the copy is float32 */
+} copies;
+
+/* The bytes of payload and scales of a quantized weight. */
+static size_t payload_bytes(const moert_quantizer *how, size_t experts, size_t n, size_t k,
+                            size_t *scale_bytes) {
+    const size_t blocks =
+        moert_row_blocks_most(experts * n, experts, moert_format_block(how->format));
+    const moert_quantized_shape shape = moert_quantized_shape_of(how, experts * n, k, blocks);
+    *scale_bytes = shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
+    return shape.q_lines * shape.q_bytes;
+}
+
+void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCHES]) {
+    const size_t h = s->options->hidden, i = s->options->intermediate;
+    const size_t shapes[][2] = {{2 * i, h}, {h, i}};
+    if (!s->choices->quantizes)
+        return;
+    for (size_t w = 0; w < 2 * MOERT_COUNT(shapes); w++) {
+        const moert_quantizer how =
+            quantizer_of(s->choices, w % 2 == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN);
+        const size_t *shape = shapes[w / 2];
+        size_t scale_bytes;
+        const size_t bytes = payload_bytes(&how, s->local, shape[0], shape[1], &scale_bytes);
+        moert_scratch_need(floats, MOERT_SCRATCH_WIRE, moert_ceil_div(bytes, sizeof(float)));
+        moert_scratch_need(floats, MOERT_SCRATCH_SCALES,
+                           moert_ceil_div(scale_bytes, sizeof(float)));
+    }
+    moert_scratch_need(floats, MOERT_SCRATCH_ENDS, s->local);
+    if (s->choices->global_scales) {
+        moert_scratch_need(floats, MOERT_SCRATCH_GLOBAL, moert_max(s->local, 1));
+        moert_scratch_need(floats, MOERT_SCRATCH_AMAX, moert_max(s->local, 1));
+    }
+}
 
 static moert_status reserve_bytes(moert_mesh *mesh, moert_scratch which, size_t bytes,
                                   moert_buffer **buffer) {
     return moert_mesh_scratch(mesh, which, moert_ceil_div(bytes, sizeof(float)), buffer);
 }
 
-/* ---- quantizing ---- */
-
-static moert_quantizer quantizer_of(moert_format format, moert_axis axis) {
-    moert_quantizer how = MOERT_QUANTIZER_INIT;
-    how.format = format;
-    how.axis = axis;
-    return how;
+/* Computes NVFP4's global scales, one for each expert. */
+static moert_status take_globals(moert_mesh *mesh, copies *c) {
+    moert_fake_quantize op = {.how = c->how, .groups = c->groups, .columns = c->k, .x = c->weight};
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, c->groups.count, &op.amax));
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, c->groups.count, &c->global));
+    MOERT_TRY(moert_fake_quantize_amax(&op));
+    return moert_power_globals_run(&(moert_power_globals){c->groups.count, op.amax, c->global});
 }
 
-static moert_quantize quantize_of(const matrix *source, const moert_quantizer *how,
-                                  moert_buffer *amax) {
-    return (moert_quantize){.size = sizeof(moert_quantize),
-                            .how = *how,
-                            .groups = source->groups,
-                            .columns = source->columns,
-                            .x = source->values,
-                            .amax = amax};
-}
-
-/* The bytes of payload and scales of a matrix. */
-static size_t payload_bytes(const matrix *source, const moert_quantizer *how, size_t *scale_bytes) {
-    const moert_groups *groups = &source->groups;
-    const moert_quantized_shape shape = moert_quantized_shape_of(
-        how, groups->rows, source->columns,
-        moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format)));
-    *scale_bytes = shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
-    return shape.q_lines * shape.q_bytes;
-}
-
-void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCHES]) {
-    const moert_layer_options *o = s->options;
-    const matrix matrices[] = {{{NULL, s->local, s->rows}, o->hidden, NULL},
-                               {{NULL, s->local, s->rows}, o->intermediate, NULL},
-                               {{NULL, s->local, s->rows}, 2 * o->intermediate, NULL},
-                               {{NULL, s->local, s->local * 2 * o->intermediate}, o->hidden, NULL},
-                               {{NULL, s->local, s->local * o->hidden}, o->intermediate, NULL}};
-    for (size_t i = 0; s->choices->quantizes && i < 2 * MOERT_COUNT(matrices); i++) {
-        const moert_quantizer how =
-            quantizer_of(s->choices->format, i % 2 == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN);
-        size_t scale_bytes;
-        const size_t bytes = payload_bytes(&matrices[i / 2], &how, &scale_bytes);
-        moert_scratch_need(floats, MOERT_SCRATCH_WIRE, moert_ceil_div(bytes, sizeof(float)));
-        moert_scratch_need(floats, MOERT_SCRATCH_SCALES,
-                           moert_ceil_div(scale_bytes, sizeof(float)));
-        moert_scratch_need(floats, MOERT_SCRATCH_GLOBAL, s->local);
-        moert_scratch_need(floats, MOERT_SCRATCH_ENDS, s->local);
-    }
-    if (s->choices->global_scales)
-        moert_scratch_need(floats, MOERT_SCRATCH_AMAX, moert_max(s->local, 1));
-}
-
-/* Quantizes a matrix to scratch buffers. NVFP4 needs `amax`, of the tensor or of each group. */
-static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
-                             moert_buffer *amax, moert_quantize *op) {
-    size_t scale_bytes;
-    const size_t bytes = payload_bytes(source, how, &scale_bytes);
-    *op = quantize_of(source, how, amax);
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_WIRE, bytes, &op->q));
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op->scale));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, source->groups.count, &op->global));
-    return moert_quantize_run(op);
-}
-
-/* ---- weights ---- */
-
-/* Quantizes weight[L,N,K] for forward or dgrad. Prepacks the values or, where that gains nothing,
- * dequantizes them to a float32 copy. */
-static moert_status refresh_use(moert_layer *layer, int block, moert_panels_use use,
-                                const matrix *source, size_t n) {
-    const moert_layer_choices *c = &layer->choices;
-    const size_t experts = layer->local_experts;
-    moert_rounded *rounded = &layer->rounded[block];
+/* Makes copy i by payload and scales: prepacks them, or dequantizes them to float32. */
+static moert_status quantize_copy(moert_layer *layer, moert_rounded *rounded, const copies *c,
+                                  size_t i) {
     moert_mesh *mesh = layer->mesh;
-    moert_buffer *amax = NULL;
-    moert_quantize op;
-    moert_quantizer how =
-        quantizer_of(c->format, use == MOERT_PANELS_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-    how.group_scales = c->global_scales;
-    if (c->global_scales) {
-        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
-        const moert_quantize measured = quantize_of(source, &how, amax);
-        MOERT_TRY(moert_quantize_amax(&measured));
-    }
-    MOERT_TRY(quantize(mesh, source, &how, amax, &op));
-    const moert_panels_shape shape = {experts, n, source->columns, use, c->operand};
-    if (rounded->panels[use] == NULL)
-        MOERT_TRY(moert_panels_create(mesh->device, &shape, &rounded->panels[use]));
-    if (rounded->panels[use] != NULL)
-        return moert_panels_fill_quantized(
-            rounded->panels[use],
-            &(moert_quantized){.format = how.format,
-                               .axis = how.axis,
-                               .q = op.q,
-                               .scale = op.scale,
-                               .global = c->global_scales ? op.global : NULL});
-    const size_t bytes = experts * n * source->columns * sizeof(float);
-    MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[use]));
-    op.x = rounded->weight[use];
+    const size_t experts = c->groups.count;
+    size_t scale_bytes;
+    moert_quantize op = {.size = sizeof op,
+                         .how = c->how,
+                         .groups = c->groups,
+                         .columns = c->k,
+                         .x = c->weight,
+                         .global = c->global};
+    op.how.axis = c->use[i] == MOERT_PANELS_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
+    const size_t bytes = payload_bytes(&op.how, experts, c->n, c->k, &scale_bytes);
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_WIRE, bytes, &op.q));
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op.scale));
+    MOERT_TRY(moert_quantize_run(&op));
+    if (c->panels[i] != NULL)
+        return moert_panels_fill_quantized(c->panels[i], &(moert_quantized){.format = op.how.format,
+                                                                            .axis = op.how.axis,
+                                                                            .q = op.q,
+                                                                            .scale = op.scale,
+                                                                            .global = op.global});
+    MOERT_TRY(moert_buffer_reserve(mesh->device, experts * c->n * c->k * sizeof(float),
+                                   &rounded->weight[c->use[i]]));
+    op.x = rounded->weight[c->use[i]];
     return moert_dequantize_run(&op);
+}
+
+/* Makes both copies. If both are bf16 in the weight's order, the weight is read only once. */
+static moert_status make_copies(moert_layer *layer, moert_rounded *rounded, const copies *c) {
+    const moert_fake_quantize both = {.how = c->how,
+                                      .groups = c->groups,
+                                      .columns = c->k,
+                                      .x = c->weight,
+                                      .global = c->global,
+                                      .along = moert_panels_values(c->panels[0]),
+                                      .down = moert_panels_values(c->panels[1])};
+    if (both.along != NULL && both.down != NULL)
+        return moert_fake_quantize_run(&both);
+    for (size_t i = 0; i < MOERT_COUNT(c->use); i++)
+        MOERT_TRY(quantize_copy(layer, rounded, c, i));
+    return MOERT_OK;
 }
 
 static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
     const size_t experts = layer->local_experts;
-    matrix source = {
-        {NULL, experts, experts * n}, k, layer->block[block]->tensor[EXPERT_WEIGHT].weight};
-    moert_buffer *ends;
-    MOERT_TRY(reserve_bytes(layer->mesh, MOERT_SCRATCH_ENDS, experts * sizeof(uint32_t), &ends));
-    MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
-    source.groups.ends = ends;
     const moert_gemm forward = {
         .glu = {.gated = block == BLOCK_EXPERT_IN ? MOERT_GATED : MOERT_UNGATED,
                 .form = layer->options.glu}};
-    MOERT_TRY(refresh_use(layer, block, moert_panels_use_of(&forward), &source, n));
-    return refresh_use(layer, block, MOERT_PANELS_DGRAD, &source, n);
+    moert_rounded *rounded = &layer->rounded[block];
+    moert_mesh *mesh = layer->mesh;
+    moert_buffer *ends;
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_ENDS, experts * sizeof(uint32_t), &ends));
+    MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
+    copies c = {.how = quantizer_of(&layer->choices, MOERT_AXIS_ROW),
+                .groups = {ends, experts, experts * n},
+                .n = n,
+                .k = k,
+                .weight = layer->block[block]->tensor[EXPERT_WEIGHT].weight,
+                .use = {moert_panels_use_of(&forward), MOERT_PANELS_DGRAD}};
+    c.how.group_scales = layer->choices.global_scales;
+    for (size_t i = 0; i < MOERT_COUNT(c.use); i++) {
+        const moert_panels_shape shape = {experts, n, k, c.use[i], layer->choices.operand};
+        moert_panels **panels = &rounded->panels[c.use[i]];
+        if (*panels == NULL)
+            MOERT_TRY(moert_panels_create(mesh->device, &shape, panels));
+        c.panels[i] = *panels;
+    }
+    if (layer->choices.global_scales)
+        MOERT_TRY(take_globals(mesh, &c));
+    return make_copies(layer, rounded, &c);
 }
 
 moert_status moert_round_weights(moert_layer *layer) {
@@ -206,60 +219,67 @@ moert_status moert_round_join_gather_of_replicas(moert_layer *layer, moert_statu
                : moert_round_join_failed_gather(layer, status);
 }
 
-/* *dense = rows without gaps: copies rows of a window that has gaps to scratch. */
-static moert_status close_gaps(const moert_pass *pass, const moert_matrix *rows, size_t count,
-                               size_t columns, moert_buffer **dense) {
-    *dense = rows->buffer;
-    if (rows->stride <= columns)
-        return MOERT_OK;
-    MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GAPLESS, dense));
-    return moert_buffer_copy_rows(rows->buffer, rows->stride * sizeof(float), *dense,
-                                  columns * sizeof(float), count);
-}
-
-/* *amax = the largest magnitude of an operand, over the rows of all ranks, in scratch. Measures the
- * amax unless a GEMM has read the same rows before. */
-static moert_status take_amax(moert_pass *pass, const moert_gemm *gemm, const matrix *rows,
-                              float *value, moert_buffer **amax) {
+/* *global = NVFP4's global scale of an operand's rows on all ranks, in scratch. Measures the amax
+ * unless a GEMM has read the same rows before. */
+static moert_status take_global(moert_pass *pass, const moert_gemm *gemm, moert_fake_quantize *op,
+                                float *amax) {
     moert_layer *layer = pass->layer;
+    moert_buffer *global;
     const bool known = gemm->kind == MOERT_GEMM_WGRAD ||
                        (gemm->kind == MOERT_GEMM_FORWARD && pass->state == PASS_BACKWARD);
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_AMAX, 1, amax));
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_AMAX, 1, &op->amax));
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_GLOBAL, 1, &global));
     if (!known) {
-        const moert_quantizer plain = quantizer_of(layer->choices.format, MOERT_AXIS_ROW);
-        const moert_quantize measured = quantize_of(rows, &plain, *amax);
-        MOERT_TRY(moert_quantize_amax(&measured));
-        MOERT_TRY(moert_buffer_read(*amax, 0, value, sizeof *value));
-        MOERT_TRY(gather(layer, MOERT_OK, value));
+        MOERT_TRY(moert_fake_quantize_amax(op));
+        MOERT_TRY(moert_buffer_read(op->amax, 0, amax, sizeof *amax));
+        MOERT_TRY(gather(layer, MOERT_OK, amax));
     }
-    return moert_buffer_write(*amax, 0, value, sizeof *value);
+    MOERT_TRY(moert_buffer_write(op->amax, 0, amax, sizeof *amax));
+    op->global = global;
+    return moert_power_globals_run(&(moert_power_globals){1, op->amax, global});
+}
+
+/* Casts float32 rows to the operands' type. Copies rows of a window that has gaps to scratch
+ * first. */
+static moert_status cast_rows(const moert_pass *pass, const moert_fake_quantize *rows,
+                              moert_buffer *target) {
+    const moert_buffer *dense = rows->x;
+    const size_t count = rows->groups.rows, columns = rows->columns;
+    moert_buffer *gapless;
+    if (rows->x_stride > columns) {
+        MOERT_TRY(moert_pass_scratch(pass, MOERT_USE_GAPLESS, &gapless));
+        MOERT_TRY(moert_buffer_copy_rows(dense, rows->x_stride * sizeof(float), gapless,
+                                         columns * sizeof(float), count));
+        dense = gapless;
+    }
+    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32,
+                                        pass->layer->choices.operand, count * columns, dense,
+                                        target});
 }
 
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                               moert_matrix *rows) {
     moert_layer *layer = pass->layer;
     const moert_layer_choices *c = &layer->choices;
-    matrix values = {
-        {gemm->groups.ends, gemm->groups.count, gemm->groups.rows}, y ? gemm->n : gemm->k, NULL};
     const moert_layer_use use = block == BLOCK_EXPERT_IN ? (y ? MOERT_USE_Y_IN : MOERT_USE_X_IN)
                                                          : (y ? MOERT_USE_Y_OUT : MOERT_USE_X_OUT);
-    moert_buffer *target, *amax = NULL;
-    moert_quantize op;
+    moert_fake_quantize op = {.how = quantizer_of(c, MOERT_AXIS_ROW),
+                              .groups = {gemm->groups.ends, gemm->groups.count, gemm->groups.rows},
+                              .columns = y ? gemm->n : gemm->k,
+                              .x = rows->buffer,
+                              .x_type = rows->type,
+                              .x_stride = rows->stride};
+    moert_buffer *target;
     if (!c->quantizes && rows->type == c->operand)
         return MOERT_OK;
     MOERT_TRY(moert_pass_scratch(pass, use, &target));
-    MOERT_TRY(close_gaps(pass, rows, values.groups.rows, values.columns, &values.values));
+    if (!c->quantizes)
+        MOERT_TRY(cast_rows(pass, &op, target));
     *rows = (moert_matrix){.buffer = target, .type = c->operand};
     if (!c->quantizes)
-        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, c->operand,
-                                            values.groups.rows * values.columns, values.values,
-                                            target});
+        return MOERT_OK;
+    *(gemm->kind == MOERT_GEMM_WGRAD ? &op.down : &op.along) = target;
     if (c->global_scales)
-        MOERT_TRY(take_amax(pass, gemm, &values, &pass->amax[block][y], &amax));
-    const moert_quantizer how = quantizer_of(
-        c->format, gemm->kind == MOERT_GEMM_WGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
-    MOERT_TRY(quantize(layer->mesh, &values, &how, amax, &op));
-    op.x = target;
-    op.x_type = c->operand;
-    return moert_dequantize_run(&op);
+        MOERT_TRY(take_global(pass, gemm, &op, &pass->amax[block][y]));
+    return moert_fake_quantize_run(&op);
 }

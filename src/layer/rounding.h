@@ -5,19 +5,21 @@
  *   dgrad    x = q(y) q'(W)      blocks along N
  *   wgrad    W = q'(y)^T q'(x)   blocks of consecutive rows of an expert
  *
- * The roundings q and q' both read the float32 values, never each other's results. The GEMMs
+ * The roundings q and q' both read the rows as they are, in float32 or bf16, never each other's
+ * results. The GEMMs
  * accumulate in float32.
  *
- *   bf16   rows are cast to bf16; the GEMMs round the weights (gemm/gemm.h)
- *   mxfp8  rows are quantized, then dequantized to bf16, which holds the values exactly
- *   nvfp4  rows are quantized, then dequantized to float32
+ *   bf16           rows are cast to bf16; the GEMMs round the weights (gemm/gemm.h)
+ *   mxfp8, nvfp4   rows become the format's values in bf16, which holds them exactly
+ *                  (quant/fake_quantize.h)
  *
  * The float32 master weights are kept. After moert_layer_weights_changed(), the first forward
  * quantizes the weights again for mxfp8 and nvfp4, and prepacks the quantized weights where that
  * gains something. In the other precisions moert_weight_cache decides when to prepack.
  *
  * NVFP4: a weight has one global scale per expert. An activation has one global scale for all rows
- * of all ranks, so that the bits do not depend on which rank holds a row. Gathering the
+ * of all ranks, so that the bits do not depend on which rank holds a row. Global scales are powers
+ * of two, so that they are exact in the operands and sums over parts of the rows agree. Gathering the
  * activation's amax makes forward and dgrad collective over the mesh's world; wgrad uses the same
  * amax. The gather also carries each rank's status: if one rank has failed, the gather fails on all
  * ranks.

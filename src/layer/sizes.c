@@ -92,9 +92,10 @@ static bool rounds(const moert_layer_sizes *s, moert_dtype type) {
     return s->choices->quantizes || type != s->choices->operand;
 }
 
-/* Whether rounding reads a window's rows, which have gaps. */
+/* Whether a cast reads a window's rows, which have gaps. */
 static bool has_gaps(const moert_layer_sizes *s) {
-    return s->choices->forth.encoding == MOERT_DISPATCH_F32 && rounds(s, MOERT_DTYPE_F32) &&
+    return s->choices->forth.encoding == MOERT_DISPATCH_F32 && !s->choices->quantizes &&
+           rounds(s, MOERT_DTYPE_F32) &&
            moert_window_stride_of(s->options->hidden) != s->options->hidden;
 }
 

@@ -78,16 +78,17 @@ TEST(test_recipes_stay_near_float32) {
     }
 }
 
-/* All elements of x and W1 are +-1, which is exact in every format. So y and dW2 have the noise of
+/* All elements of x are +-1.5, those of W1 +-0.375, which are exact in every format: 6 times a power
+ * of two. So y and dW2 have the noise of
  * only one GEMM, and dx and dW1 have little more noise. */
 TEST(test_one_rounded_gemm_keeps_its_signal) {
     const moert_layer_options options = layer_form(160, 64);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     for (size_t i = 0; i < TOKENS * options.hidden; i++)
-        oracle.x[i] = copysign(1.0, oracle.x[i]);
+        oracle.x[i] = copysign(1.5, oracle.x[i]);
     double *w1 = oracle.tensor[MOERT_LAYER_W1];
     for (size_t i = 0; i < oracle.elements[MOERT_LAYER_W1]; i++)
-        w1[i] = copysign(0.25, w1[i]);
+        w1[i] = copysign(0.375, w1[i]);
     check_oracle(&oracle, gemm_limits);
 }
 
@@ -244,11 +245,13 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
     const bool rounds = strcmp(moert_backend_name(device), "nvidia") == 0;
     const moert_dtype f32 = MOERT_DTYPE_F32, bf16 = MOERT_DTYPE_BF16;
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
-        const moert_dtype operand = p == MOERT_PRECISION_BF16 ? bf16 : f32;
+        const moert_dtype operand = p == MOERT_PRECISION_F32 ? f32 : bf16;
+        /* rounding to a format needs the buffer of another dv */
+        const bool own = p <= MOERT_PRECISION_BF16;
         moert_layer_options options = layer_form(64, 32), odd = layer_form(64, 36);
         options.precision = odd.precision = (moert_precision)p;
-        check_types(options, rounds ? operand : f32, operand);
-        check_types(odd, f32, operand);
+        check_types(options, rounds ? operand : f32, own || rounds ? operand : f32);
+        check_types(odd, f32, own ? operand : f32);
         options.expert_biases = true;
         check_types(options, f32, f32);
     }
@@ -256,8 +259,8 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
 
 /* ---- GEMMs against float32 GEMMs of rounded operands ---- */
 
-/* Returns a matrix rounded to a precision and converted back to float32. NVFP4 scales by the amax
- * of each group if `group_scales`, otherwise by the amax of all groups. */
+/* Returns a matrix rounded to a precision and converted back to float32. NVFP4 has a global scale
+ * for each group if `group_scales`, otherwise one for all groups. */
 static moert_buffer *rounded(moert_precision precision, moert_axis axis, const matrix *m,
                              bool group_scales) {
     const size_t n = m->rows * m->columns;
@@ -265,7 +268,8 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, const m
     const moert_quantizer how = HOW(.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
                                     .axis = axis, .group_scales = nvfp4 && group_scales);
     if (precision != MOERT_PRECISION_BF16)
-        return upload_floats(quantize("portable", &how, m).back, n);
+        return upload_floats(
+            quantize_as((quantized_form){.powers = nvfp4}, "portable", &how, m).back, n);
     float *values = test_alloc(n * sizeof *values);
     memcpy(values, m->x, n * sizeof *values);
     round_all(values, n, MOERT_DTYPE_BF16);
@@ -286,6 +290,14 @@ static moert_status run_rounded(moert_pass *pass, const moert_gemm *plain) {
     return moert_gemm_run(&gemm);
 }
 
+/* Random values that the layer's dtype of dv holds. */
+static float *dv_floats(const moert_layer *layer, size_t n) {
+    float *values = random_floats(n, 2.0f, 6);
+    if (layer->choices.dv != MOERT_DTYPE_F32)
+        round_all(values, n, layer->choices.dv);
+    return values;
+}
+
 /* Checks the three GEMMs of the first projection, with the GLU fused into the forward GEMM. Every
  * rank uses the same rows x and dv. */
 static void check_gemms(moert_layer *layer) {
@@ -299,7 +311,7 @@ static void check_gemms(moert_layer *layer) {
     moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
                  *dw = moert_layer_gradient(layer, MOERT_LAYER_W1);
     const matrix x = {random_floats(ROWS * h, 2.0f, 5), ROWS, h, ends, experts},
-                 y = {random_floats(ROWS * n, 2.0f, 6), ROWS, n, ends, experts},
+                 y = {dv_floats(layer, ROWS * n), ROWS, n, ends, experts},
                  w = {read_floats(weight, experts * n * h), experts * n, h, weight_ends, experts};
     moert_buffer *got_x = unset_floats(ROWS * h), *want_x = unset_floats(ROWS * h),
                  *got_y = unset_floats(ROWS * n), *want_y = unset_floats(ROWS * n),
