@@ -43,6 +43,28 @@ static inline row_block find_row(global const uint *ends, uint groups, uint rows
                   : (row_block){0, 0, 0};
 }
 
+#ifdef HAS_WARPS
+/* Each item looks at one group; a step covers 32 groups. */
+static inline row_block find_row_block(global const uint *ends, uint groups, uint rows, uint height,
+                                       uint slot) {
+    for (uint first = 0; first < groups; first += MOERT_ITEMS) {
+        const uint g = min(first + (uint)get_local_id(0), groups - 1);
+        const uint start = g > 0 ? min(ends[g - 1], rows) : 0,
+                   end = group_end(ends, g, start, rows);
+        const uint blocks =
+            first + get_local_id(0) < groups ? (end - start + height - 1) / height : 0;
+        const uint sum = sum_to_item(blocks), found = items_with(sum > slot);
+        if (found != 0) {
+            const uint item = 31 - clz(found & -found);
+            const uint row = (slot - value_in(sum - blocks, item)) * height;
+            const uint from = value_in(start, item) + row, last = value_in(end, item);
+            return (row_block){first + item, from, min(height, last - from)};
+        }
+        slot -= value_in(sum, MOERT_ITEMS - 1);
+    }
+    return (row_block){0, 0, 0};
+}
+#else
 static inline row_block find_row_block(global const uint *ends, uint groups, uint rows, uint height,
                                        uint slot) {
     uint start = 0;
@@ -56,5 +78,6 @@ static inline row_block find_row_block(global const uint *ends, uint groups, uin
     }
     return (row_block){0, 0, 0};
 }
+#endif
 
 #endif

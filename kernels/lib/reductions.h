@@ -58,6 +58,47 @@ static inline void exchange_floats(float x, local float *row_group, float16 *low
     }
 #endif
 
+#if MOERT_ITEMS > 1 && MOERT_NVIDIA >= 80
+#define HAS_WARPS
+/* The value of x in item `from` of the row group. */
+static inline uint value_in(uint x, uint from) {
+    uint value;
+    __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
+                     : "=r"(value)
+                     : "r"(x), "r"(from));
+    return value;
+}
+
+/* The sum of x over the items up to this one. */
+static inline uint sum_to_item(uint x) {
+    UNROLL_FOR(uint distance = 1; distance < 32; distance *= 2) {
+        const uint before = get_local_id(0) - distance;
+        const uint other = value_in(x, before & 31);
+        x += get_local_id(0) >= distance ? other : 0;
+    }
+    return x;
+}
+
+/* Bit i: whether x is not 0 in item i. */
+static inline uint items_with(uint x) {
+    uint bits;
+    __asm__ volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xFFFFFFFF; }"
+        : "=r"(bits)
+        : "r"(x));
+    return bits;
+}
+
+/* The larger magnitude; a NaN wins. */
+static inline float larger_magnitude(float a, float b) {
+    float larger;
+    __asm__("{ .reg .f32 x, y; abs.f32 x, %1; abs.f32 y, %2; max.NaN.f32 %0, x, y; }"
+            : "=f"(larger)
+            : "f"(a), "f"(b));
+    return larger;
+}
+#endif
+
 DEFINE_LANES(sum_vec, float, PLUS)
 DEFINE_LANES(max_lanes, float, fmax)
 

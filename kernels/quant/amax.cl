@@ -1,69 +1,42 @@
 /*
  * The largest magnitude of x[M,N] in each group of rows or in all rows, and NVFP4's global scales.
  *
- *   amax_blocks    partial[b] = max |x| over block b of 16 rows of a group, after the block's
- *                  rotation if `hadamard`                              grid (row blocks)
- *   amax_groups    amax[g] = the maximum over group g's partials, or over all of them
- *                                                                      grid (groups, or 1)
+ *   amax           amax[g] = max |x| over group g's rows (`group_scales`) or, with g = 0, over all
+ *                  rows, after the rotation of each block of 16 rows of a group if `hadamard`.
+ *                  amax must be 0 before. A work-group reads a block of 16 rows of a group
+ *                                                                      grid (row blocks)
  *   nvfp4_global   whole[g] = amax[g] / 2688, by `rule`                grid (1)
  *   power_global   whole[g] = amax[g] / 2688, rounded up to a power of two at least 2^-126; 1 for 0
  *                                                                      grid (1)
  *
  * Rows of x lie x_stride elements apart. Maxima compare the bits of magnitudes, so that a NaN wins,
- * and their order does not matter. Required: X_BF16 (0 x is float32, 1 bf16). Local memory on GPUs: 128 bytes. Deterministic.
+ * and their order does not matter. Required: X_BF16 (0 x is float32, 1 bf16). Local memory on GPUs:
+ * 128 bytes. Deterministic.
  */
-#ifndef X_BF16
-#error "X_BF16 must be defined"
-#endif
 #include "args/quant.h"
 #include "lib/formats.h"
+#include "quant/rows.h"
 
 #define HEIGHT MOERT_AMAX_ROWS
 
-KERNEL void amax_blocks(global const uint *ends, global const void *x, global uint *partial,
-                        moert_amax_args args) {
+KERNEL void amax(global const uint *ends, global const void *x, volatile global uint *amax,
+                 moert_amax_args args) {
     ROW_GROUP;
     const row_block p = find_row_block(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
     uvec largest = 0;
     for (int c = 0; p.rows > 0 && c < args.columns; c += VEC) {
         vec v[HEIGHT];
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
-            v[r] = r < p.rows ? load_as(x, X_BF16 ? IS_BF16 : IS_F32,
-                                        (p.row + r) * args.x_stride + c, args.columns - c)
+            v[r] = r < p.rows ? load_x_as(x, (p.row + r) * args.x_stride + c, args.columns - c)
                               : (vec)0.0f;
         if (args.hadamard && p.rows == HEIGHT)
             rotate_rows(v);
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
-            largest = max(largest, magnitude_bits(v[r]));
+            largest = larger_bits(largest, v[r]);
     }
     const uint most = max_uints(largest, row_group);
-    if (is_first_item())
-        partial[get_group_id(0)] = most;
-}
-
-/* The number of row blocks of groups [0, count). */
-static inline uint count_blocks(global const uint *ends, uint count, uint rows) {
-    uint start = 0, blocks = 0;
-    for (uint g = 0; g < count; g++) {
-        const uint end = group_end(ends, g, start, rows);
-        blocks += (end - start + HEIGHT - 1) / HEIGHT;
-        start = end;
-    }
-    return blocks;
-}
-
-KERNEL void amax_groups(global const uint *ends, global const uint *partial, global float *amax,
-                        moert_amax_args args) {
-    ROW_GROUP;
-    const uint g = get_group_id(0);
-    const uint first = args.group_scales ? count_blocks(ends, g, args.rows) : 0;
-    const uint last = count_blocks(ends, args.group_scales ? g + 1 : args.groups, args.rows);
-    uint largest = 0;
-    for (uint i = first + get_local_id(0); i < last; i += MOERT_ITEMS)
-        largest = max(largest, partial[i]);
-    largest = max_uints(largest, row_group);
-    if (is_first_item())
-        amax[g] = as_float(largest > 0x7F800000u ? QUIET : largest);
+    if (is_first_item() && p.rows > 0)
+        atomic_max(amax + (args.group_scales ? p.group : 0), most > 0x7F800000u ? QUIET : most);
 }
 
 KERNEL void nvfp4_global(global const float *amax, global float *whole, moert_amax_args args) {

@@ -15,35 +15,50 @@
  * is such a result). Grid: (row
  * blocks, strips). Local memory on GPUs: at most 2.5 KiB. Deterministic.
  */
-#if !defined(X_BF16) || !defined(ALONG) || !defined(DOWN)
-#error "X_BF16, ALONG and DOWN must be defined"
+#if !defined(ALONG) || !defined(DOWN)
+#error "ALONG and DOWN must be defined"
 #endif
 #include "lib/formats.h"
 #include "quant/held.h"
 #include "quant/quantize.h"
+#include "quant/rows.h"
 
 #define WIDE (SPAN / VEC) /* vectors of a row that are rounded at a time */
 
-static inline vec load_row(const job *j, global const void *x, uint row, int column, int n) {
-    const ulong at = row * j->args.x_stride + column;
-    return load_as(x, X_BF16 ? IS_BF16 : IS_F32, at, n);
+/* The values of the scales. `one`: all lanes belong to one block. */
+static inline vec scale_values(const scaling *s, bool one) {
+    return SCALE == 0 ? decode_e8m0(s->code) : SCALE == 1 ? decode_scale(s->code, one) : s->first;
 }
 
-static inline void store_values(const job *j, vec values, global ushort *to, uint row, int column,
-                                int n) {
-    store_shorts(encode(values, DTYPE_BF16), to + (ulong)row * j->args.columns + column, n);
-}
-
-/* The values of elements x of blocks with scale s. `one`: all lanes belong to one block. */
-static inline vec values_of(shared all, const scaling *s, bool one, vec x) {
-    const vec elements = round_to(scaled(s, x), LARGEST, ELEMENT);
-#if SCALE == 0
-    return elements * decode_e8m0(s->code);
-#elif SCALE == 1
-    return (s->zero ? 0.0f : elements) * decode_scale(s->code, one) * all.whole;
+/* The values of elements x of blocks with scale s, whose values are `scale`. */
+static inline vec values_of(shared all, const scaling *s, vec scale, vec x) {
+#if defined(HAS_FP8) && ELEMENT_BITS == 8
+    const vec elements = unpack_bytes(pack_bytes(scaled(s, x), ELEMENT), ELEMENT);
 #else
-    return (s->zero ? 0.0f : elements) * s->first;
+    const vec elements = round_to(scaled(s, x), LARGEST, ELEMENT);
 #endif
+#if SCALE == 0
+    return elements * scale;
+#elif SCALE == 1
+    return (s->zero ? 0.0f : elements) * scale * all.whole;
+#else
+    return (s->zero ? 0.0f : elements) * scale;
+#endif
+}
+
+/* `nans`: the values may be NaN, since their scale is. */
+static inline void store_values(const job *j, vec values, bool nans, global ushort *to, uint row,
+                                int column, int n) {
+    to += (ulong)row * j->args.columns + column;
+#if defined(HAS_BF16) && defined(ALIGNED)
+    if (!nans) {
+        if (part_start() < n)
+            *(global uint2 *)(to + part_start()) =
+                (uint2)(pack_bf16(values.x, values.y), pack_bf16(values.z, values.w));
+        return;
+    }
+#endif
+    store_shorts(encode(values, DTYPE_BF16), to, n);
 }
 
 /* Rounds WIDE vectors of a row in blocks along it; the row group's items call together. */
@@ -51,30 +66,36 @@ static inline void round_along(const job *j, shared all, const vec x[WIDE], uint
                                int n, global ushort *along, local float *row_group) {
     uvec largest = 0;
     UNROLL_FOR(int i = 0; i < WIDE; i++)
-        largest = max(largest, magnitude_bits(x[i]));
+        largest = larger_bits(largest, x[i]);
     const scaling s =
         make_scale(j, all, block_largest(largest, min(BLOCK / PART, MOERT_ITEMS), row_group), true);
+    const vec scale = scale_values(&s, true);
     for (int i = 0; i < WIDE && i * VEC < max(n, 1); i++)
-        store_values(j, values_of(all, &s, true, x[i]), along, row, column + i * VEC, n - i * VEC);
+        store_values(j, values_of(all, &s, scale, x[i]), isnan(scale.s0 * all.whole), along, row,
+                     column + i * VEC, n - i * VEC);
 }
 
 /* Rounds the held rows of a block, one block in each column; all row groups call together. */
 static inline void round_down(const job *j, shared all, const vec held[HELD], part p, int column,
                               int n, global ushort *down, local uvec (*peaks)[MOERT_ITEMS]) {
     uvec largest = 0;
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = max(largest, magnitude_bits(held[r]));
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = larger_bits(largest, held[r]);
     const scaling s = make_scale(j, all, largest_of_groups(largest, peaks), false);
+    const vec scale = scale_values(&s, false);
+    const bool nans = any(isnan(scale * all.whole));
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
         const uint line = first_held() + r, row = p.row + line;
         if (line < p.rows)
-            store_values(j, values_of(all, &s, false, held[r]), down, row, column, n);
+            store_values(j, values_of(all, &s, scale, held[r]), nans, down, row, column, n);
     }
 }
 
 static inline void hold_rows(const job *j, global const void *x, vec held[HELD], part p, int column,
                              int n) {
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] =
-        first_held() + r < p.rows ? load_row(j, x, p.row + first_held() + r, column, n) : (vec)0.0f;
+        first_held() + r < p.rows
+            ? load_x_as(x, (p.row + first_held() + r) * j->args.x_stride + column, n)
+            : (vec)0.0f;
 }
 
 KERNEL_OF(ROW_GROUPS)
@@ -92,9 +113,9 @@ void fake_quantize(global const uint *ends, global const void *x, global const f
         for (int c = p.first; c < p.last; c += SPAN) {
             vec step[WIDE];
             UNROLL_FOR(int i = 0; i < WIDE; i++)
-                step[i] = c + i * VEC < p.last
-                              ? load_row(j, x, row, c + i * VEC, p.last - c - i * VEC)
-                              : (vec)0.0f;
+                step[i] = c + i * VEC < p.last ? load_x_as(x, row * j->args.x_stride + c + i * VEC,
+                                                           p.last - c - i * VEC)
+                                               : (vec)0.0f;
             round_along(j, all, step, row, c, p.last - c, along, row_group[0]);
         }
     for (int c = p.first; DOWN && c < p.last; c += VEC) {

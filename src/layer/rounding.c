@@ -184,7 +184,8 @@ void moert_round_free(moert_layer *layer) {
 enum { GATHERS = 2 };
 
 void moert_round_begin(moert_layer *layer) {
-    layer->gathers = layer->choices.global_scales ? GATHERS : 0;
+    layer->gathers =
+        layer->choices.global_scales && moert_comm_size(layer->mesh->world) > 1 ? GATHERS : 0;
 }
 
 /* *amax = the maximum over all ranks, NaN if any rank has NaN. If `local` is a failure on any rank,
@@ -219,23 +220,28 @@ moert_status moert_round_join_gather_of_replicas(moert_layer *layer, moert_statu
                : moert_round_join_failed_gather(layer, status);
 }
 
-/* *global = NVFP4's global scale of an operand's rows on all ranks, in scratch. Measures the amax
+/* Raises the amax on the device to the maximum over all ranks. */
+static moert_status gather_amax(moert_layer *layer, moert_buffer *amax) {
+    float value;
+    if (moert_comm_size(layer->mesh->world) == 1)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_read(amax, 0, &value, sizeof value));
+    MOERT_TRY(gather(layer, MOERT_OK, &value));
+    return moert_buffer_write(amax, 0, &value, sizeof value);
+}
+
+/* Sets op->global to NVFP4's global scale of an operand's rows on all ranks. Measures the amax
  * unless a GEMM has read the same rows before. */
 static moert_status take_global(moert_pass *pass, const moert_gemm *gemm, moert_fake_quantize *op,
-                                float *amax) {
-    moert_layer *layer = pass->layer;
-    moert_buffer *global;
+                                moert_buffer *global) {
     const bool known = gemm->kind == MOERT_GEMM_WGRAD ||
                        (gemm->kind == MOERT_GEMM_FORWARD && pass->state == PASS_BACKWARD);
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_AMAX, 1, &op->amax));
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_GLOBAL, 1, &global));
-    if (!known) {
-        MOERT_TRY(moert_fake_quantize_amax(op));
-        MOERT_TRY(moert_buffer_read(op->amax, 0, amax, sizeof *amax));
-        MOERT_TRY(gather(layer, MOERT_OK, amax));
-    }
-    MOERT_TRY(moert_buffer_write(op->amax, 0, amax, sizeof *amax));
     op->global = global;
+    if (known)
+        return MOERT_OK;
+    MOERT_TRY(moert_mesh_scratch(pass->layer->mesh, MOERT_SCRATCH_AMAX, 1, &op->amax));
+    MOERT_TRY(moert_fake_quantize_amax(op));
+    MOERT_TRY(gather_amax(pass->layer, op->amax));
     return moert_power_globals_run(&(moert_power_globals){1, op->amax, global});
 }
 
@@ -280,6 +286,6 @@ moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int bloc
         return MOERT_OK;
     *(gemm->kind == MOERT_GEMM_WGRAD ? &op.down : &op.along) = target;
     if (c->global_scales)
-        MOERT_TRY(take_global(pass, gemm, &op, &pass->amax[block][y]));
+        MOERT_TRY(take_global(pass, gemm, &op, pass->global[block][y]));
     return moert_fake_quantize_run(&op);
 }

@@ -120,28 +120,17 @@ static moert_status run_amax(const maxima *op) {
     moert_device *device = moert_buffer_device(op->amax);
     const moert_groups *groups = op->groups;
     const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, MOERT_AMAX_ROWS);
-    const moert_grid grid = {op->columns > 0 ? blocks : 0, 1, 1};
-    const moert_grid sums = {op->by_group ? groups->count : 1, 1, 1};
-    const moert_amax_args args = {.x_stride = op->x_stride,
-                                  .groups = (unsigned)groups->count,
-                                  .rows = (unsigned)groups->rows,
-                                  .columns = (int)op->columns,
-                                  .hadamard = op->hadamard,
-                                  .group_scales = op->by_group};
-    moert_buffer *partial = NULL;
-    moert_status status;
+    const size_t results = op->by_group ? groups->count : 1;
     char spec[MOERT_SPEC_BYTES];
     snprintf(spec, sizeof spec, "quant/amax -DX_BF16=%d", op->bf16);
     add_aligned(device, op->columns | op->x_stride, spec);
-    MOERT_TRY(moert_buffer_create(device, blocks * sizeof(uint32_t), &partial));
-    MOERT_TRY_OR(destroy, moert_buffer_clear(partial, 0, blocks * sizeof(uint32_t)));
-    MOERT_TRY_OR(destroy, MOERT_RUN(device, spec, "amax_blocks", grid, MOERT_ARG(groups->ends),
-                                    MOERT_ARG(op->x), MOERT_ARG(partial), MOERT_STRUCT(args)));
-    MOERT_TRY_OR(destroy, MOERT_RUN(device, spec, "amax_groups", sums, MOERT_ARG(groups->ends),
-                                    MOERT_ARG(partial), MOERT_ARG(op->amax), MOERT_STRUCT(args)));
-destroy:
-    moert_buffer_destroy(partial);
-    return status;
+    MOERT_TRY(moert_buffer_clear(op->amax, 0, results * sizeof(float)));
+    return MOERT_RUN(device, spec, "amax", ((moert_grid){op->columns > 0 ? blocks : 0, 1, 1}),
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->amax),
+                     MOERT_ARGS(moert_amax_args, .x_stride = op->x_stride,
+                                .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
+                                .columns = (int)op->columns, .hadamard = op->hadamard,
+                                .group_scales = op->by_group));
 }
 
 moert_status moert_portable_quantize_amax(const moert_quantize *op) {

@@ -335,6 +335,9 @@ static void check_gemms(moert_layer *layer) {
     moert_plan rows = {.rows = ROWS};
     moert_exchange_plan plan = {.plan = &rows};
     moert_pass pass = {.layer = layer, .plan = &plan};
+    for (int block = BLOCK_EXPERT_IN; block < BLOCKS; block++)
+        for (int operand = 0; operand < 2; operand++)
+            pass.global[block][operand] = test_buffer(sizeof(float));
     ASSERT_OK_ON_ALL(moert_round_weights(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_round_begin(layer);

@@ -63,7 +63,9 @@ static const void *plain(const form *f, const moert_fake_quantize *op, const flo
 static void check(const form *f) {
     const size_t bytes = ROWS * f->columns * sizeof(uint16_t);
     float *x = hostile_rows(f);
-    float globals[GROUPS] = {1.0f, 0x1p-7f, 0x1p3f, 0x1p-7f, 0x1p-5f};
+    /* the first one serves all rows, unless there is one for each group */
+    float globals[GROUPS] = {0.0f, 0x1p-7f, 0x1p3f, 0x1p-7f, 0x1p-5f};
+    globals[0] = f->by_group ? NAN : 0x1p-3f;
     moert_fake_quantize op = {
         .how = HOW(.format = f->format, .nvfp4_rule = f->rule, .group_scales = f->by_group,
                    .rounding = MOERT_ROUNDING_NEAREST),
