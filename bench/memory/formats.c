@@ -7,8 +7,10 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "bench/common/pattern.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
+#include "quant/fake_quantize.h"
 
 /* NVFP4's global scale. With this global scale, E4M3 can represent the scales of blocks with values
  * in [-1, 1). */
@@ -61,7 +63,68 @@ static moert_status dequantize_run(const bench_memory *b) {
     return moert_dequantize_run(&op);
 }
 
+/* Fake quantization of float32 rows or (`bf16_rows`) bf16 rows, which the preparation casts, to out[2] and,
+ * with axis TILE, also to out[4]: along rows, down columns (COLUMN), or both. */
+static moert_fake_quantize fake_of(const bench_memory *b) {
+    const moert_axis axis = b->of.how.axis;
+    const bool bf16 = b->of.how.bf16_rows;
+    return (moert_fake_quantize){
+        .how = {.size = sizeof(moert_quantizer), .format = b->of.how.format},
+        .groups.rows = b->of.tokens * b->of.topk,
+        .columns = b->of.hidden,
+        .x = bf16 ? b->out[0] : b->in[0],
+        .x_type = bf16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
+        .amax = b->out[1],
+        .global = b->out[3],
+        .along = axis != MOERT_AXIS_COLUMN ? b->out[2] : NULL,
+        .down = axis == MOERT_AXIS_COLUMN ? b->out[2]
+                : axis == MOERT_AXIS_TILE ? b->out[4]
+                                          : NULL};
+}
+
+static double elements_of(const bench_sizes *s) {
+    return (double)(s->tokens * s->topk * s->hidden);
+}
+
+static double amax_bytes(const bench_sizes *s) {
+    return elements_of(s) * (s->how.bf16_rows ? 2.0 : 4.0);
+}
+
+static double fake_bytes(const bench_sizes *s) {
+    const double results = s->how.axis == MOERT_AXIS_TILE ? 2.0 : 1.0;
+    return amax_bytes(s) + elements_of(s) * results * (double)sizeof(uint16_t);
+}
+
+static moert_status fake_begin(const bench_memory *b) {
+    MOERT_TRY(quantize_begin(b));
+    return !b->of.how.bf16_rows
+               ? MOERT_OK
+               : moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
+                                              b->of.tokens * b->of.topk * b->of.hidden, b->in[0],
+                                              b->out[0]});
+}
+
+static moert_status fake_run(const bench_memory *b) {
+    const moert_fake_quantize op = fake_of(b);
+    return moert_fake_quantize_run(&op);
+}
+
+static moert_status amax_run(const bench_memory *b) {
+    const moert_fake_quantize op = fake_of(b);
+    return moert_fake_quantize_amax(&op);
+}
+
 /* ---- checks ---- */
+
+static float rounded(moert_dtype type, float x) {
+    return moert_dtype_decode(type, moert_dtype_encode(type, x));
+}
+
+/* Element `at` of the rows: rounded to bf16 if the kernel reads bf16 rows. */
+static float element_of(const bench_memory *b, size_t at) {
+    const float x = (float)bench_value(b, 0, at);
+    return b->of.how.bf16_rows ? rounded(MOERT_DTYPE_BF16, x) : x;
+}
 
 /* The largest magnitude of the block that contains an element. */
 static float block_amax(const bench_memory *b, size_t row, size_t column) {
@@ -73,19 +136,15 @@ static float block_amax(const bench_memory *b, size_t row, size_t column) {
     double amax = 0.0;
     for (size_t r = top; r < moert_min(top + height, b->of.tokens * b->of.topk); r++)
         for (size_t c = left; c < moert_min(left + width, b->of.hidden); c++)
-            amax = fmax(amax, fabs(bench_value(b, 0, r * b->of.hidden + c)));
+            amax = fmax(amax, fabs((double)element_of(b, r * b->of.hidden + c)));
     return (float)amax;
-}
-
-static float rounded(moert_dtype type, float x) {
-    return moert_dtype_decode(type, moert_dtype_encode(type, x));
 }
 
 /* The expected value of element `at` after quantization. */
 static double quantized(const bench_memory *b, size_t at) {
     const moert_format format = b->of.how.format;
     const moert_dtype element = moert_format_element(format);
-    const float x = (float)bench_value(b, 0, at), largest = moert_dtype_largest(element);
+    const float x = element_of(b, at), largest = moert_dtype_largest(element);
     const float amax = block_amax(b, at / b->of.hidden, at % b->of.hidden);
     int exponent;
     if (format == MOERT_FORMAT_FP8_BLOCK)
@@ -145,9 +204,31 @@ static moert_status dequantize_check(const bench_memory *b, double chosen, bench
     return bench_read_as(b->out[2], type, at, &r->got);
 }
 
+/* Checks the result along rows or, with axis TILE, the one down columns. */
+static moert_status fake_check(const bench_memory *b, double chosen, bench_pair *r) {
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.topk * b->of.hidden);
+    bench_memory of = *b;
+    const bool both = b->of.how.axis == MOERT_AXIS_TILE;
+    of.of.how.axis = both ? MOERT_AXIS_COLUMN : b->of.how.axis;
+    r->want = (double)rounded(MOERT_DTYPE_BF16, (float)quantized(&of, at));
+    return bench_read_as(b->out[both ? 4 : 2], MOERT_DTYPE_BF16, at, &r->got);
+}
+
+static moert_status amax_check(const bench_memory *b, double chosen, bench_pair *r) {
+    const size_t n = moert_min((size_t)BENCH_PATTERN, b->of.tokens * b->of.topk * b->of.hidden);
+    (void)chosen;
+    r->want = 0.0;
+    for (size_t i = 0; i < n; i++)
+        r->want = fmax(r->want, fabs((double)element_of(b, i)));
+    return bench_read(b->out[1], 0, &r->got);
+}
+
 static const bench_kernel quantize = {quantize_bytes, quantize_begin, quantize_run, quantize_check};
 static const bench_kernel dequantize = {quantize_bytes, dequantize_begin, dequantize_run,
                                         dequantize_check};
+
+static const bench_kernel fake = {fake_bytes, fake_begin, fake_run, fake_check};
+static const bench_kernel amax = {amax_bytes, fake_begin, amax_run, amax_check};
 
 #define CASE(name, kernel, form, along, ...)                                                       \
     {                                                                                              \
@@ -170,5 +251,14 @@ static const bench_case cases[] = {
     CASE("dequantize NVFP4 columns", dequantize, NVFP4, COLUMN),
     CASE("dequantize FP8 blocks", dequantize, FP8_BLOCK, ROW),
     CASE("dequantize FP8 tiles", dequantize, FP8_BLOCK, TILE),
+    CASE("fake-quantize MXFP8", fake, MXFP8_E4M3, ROW),
+    CASE("fake-quantize MXFP8 both", fake, MXFP8_E4M3, TILE),
+    CASE("fake-quantize MXFP8 bf16", fake, MXFP8_E4M3, ROW, .bf16_rows = true),
+    CASE("fake-quantize MXFP8 bf16 columns", fake, MXFP8_E4M3, COLUMN, .bf16_rows = true),
+    CASE("fake-quantize NVFP4 both", fake, NVFP4, TILE),
+    CASE("fake-quantize NVFP4 bf16", fake, NVFP4, ROW, .bf16_rows = true),
+    CASE("fake-quantize NVFP4 bf16 columns", fake, NVFP4, COLUMN, .bf16_rows = true),
+    CASE("amax", amax, NVFP4, ROW),
+    CASE("amax bf16", amax, NVFP4, ROW, .bf16_rows = true),
 };
 const bench_cases bench_format_cases = {cases, MOERT_COUNT(cases)};

@@ -25,10 +25,13 @@ KERNEL void amax(global const uint *ends, global const void *x, volatile global 
     const row_block p = find_row_block(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
     uvec largest = 0;
     for (int c = 0; p.rows > 0 && c < args.columns; c += VEC) {
+        loaded own[HEIGHT];
         vec v[HEIGHT];
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
-            v[r] = r < p.rows ? load_x_as(x, (p.row + r) * args.x_stride + c, args.columns - c)
-                              : (vec)0.0f;
+            own[r] = r < p.rows ? load_x_as(x, (p.row + r) * args.x_stride + c, args.columns - c)
+                                : (loaded)0;
+        UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
+            v[r] = floats_of(own[r]);
         if (args.hadamard && p.rows == HEIGHT)
             rotate_rows(v);
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)

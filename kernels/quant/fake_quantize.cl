@@ -19,10 +19,18 @@
 #error "ALONG and DOWN must be defined"
 #endif
 #include "lib/formats.h"
+#define HELD (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 128 ? 16 : 8)
 #include "quant/held.h"
 #include "quant/quantize.h"
 #include "quant/rows.h"
 
+/* Whether the next step's rows are loaded while a step is computed. Rows without alignment are not:
+ * NVIDIA's compiler (driver 580) then computes wrong values. */
+#ifdef ALIGNED
+#define LOADS_AHEAD 1
+#else
+#define LOADS_AHEAD 0
+#endif
 #define WIDE (SPAN / VEC) /* vectors of a row that are rounded at a time */
 
 /* The values of the scales. `one`: all lanes belong to one block. */
@@ -61,6 +69,9 @@ static inline void store_values(const job *j, vec values, bool nans, global usho
     store_shorts(encode(values, DTYPE_BF16), to, n);
 }
 
+#ifdef HAS_WARPS
+#include "quant/along_warp.h"
+#else
 /* Rounds WIDE vectors of a row in blocks along it; the row group's items call together. */
 static inline void round_along(const job *j, shared all, const vec x[WIDE], uint row, int column,
                                int n, global ushort *along, local float *row_group) {
@@ -74,6 +85,19 @@ static inline void round_along(const job *j, shared all, const vec x[WIDE], uint
         store_values(j, values_of(all, &s, scale, x[i]), isnan(scale.s0 * all.whole), along, row,
                      column + i * VEC, n - i * VEC);
 }
+
+#if MOERT_ITEMS > 1
+/* Rounds the held rows along rows; the row group's items call together. */
+static inline void round_rows_along(const job *j, shared all, const vec held[HELD], part p,
+                                    int column, global ushort *along, local float *row_group) {
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
+        const uint line = first_held() + r;
+        round_along(j, all, &held[r], p.row + line, column, line < p.rows ? p.last - column : 0,
+                    along, row_group);
+    }
+}
+#endif
+#endif
 
 /* Rounds the held rows of a block, one block in each column; all row groups call together. */
 static inline void round_down(const job *j, shared all, const vec held[HELD], part p, int column,
@@ -90,12 +114,18 @@ static inline void round_down(const job *j, shared all, const vec held[HELD], pa
     }
 }
 
-static inline void hold_rows(const job *j, global const void *x, vec held[HELD], part p, int column,
-                             int n) {
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] =
-        first_held() + r < p.rows
-            ? load_x_as(x, (p.row + first_held() + r) * j->args.x_stride + column, n)
-            : (vec)0.0f;
+static inline void load_rows(const job *j, global const void *x, loaded own[HELD], part p,
+                             int column) {
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
+        const uint line = first_held() + r;
+        own[r] = line < p.rows
+                     ? load_x_as(x, (p.row + line) * j->args.x_stride + column, p.last - column)
+                     : (loaded)0;
+    }
+}
+
+static inline void hold_rows(vec held[HELD], const loaded own[HELD]) {
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] = floats_of(own[r]);
 }
 
 KERNEL_OF(ROW_GROUPS)
@@ -108,29 +138,34 @@ void fake_quantize(global const uint *ends, global const void *x, global const f
     if (p.rows == 0)
         return;
     const shared all = load_shared(j, p.group);
+    vec held[HELD];
+    loaded own[HELD];
 #if MOERT_ITEMS == 1
     for (uint row = p.row; ALONG && row < p.row + p.rows; row++)
         for (int c = p.first; c < p.last; c += SPAN) {
             vec step[WIDE];
-            UNROLL_FOR(int i = 0; i < WIDE; i++)
-                step[i] = c + i * VEC < p.last ? load_x_as(x, row * j->args.x_stride + c + i * VEC,
-                                                           p.last - c - i * VEC)
-                                               : (vec)0.0f;
+            UNROLL_FOR(int i = 0; i < WIDE; i++) {
+                const int column = c + i * VEC, left = p.last - column;
+                step[i] = left > 0 ? floats_of(load_x_as(x, row * args.x_stride + column, left))
+                                   : (vec)0.0f;
+            }
             round_along(j, all, step, row, c, p.last - c, along, row_group[0]);
         }
     for (int c = p.first; DOWN && c < p.last; c += VEC) {
-        vec held[HELD];
-        hold_rows(j, x, held, p, c, p.last - c);
+        load_rows(j, x, own, p, c);
+        hold_rows(held, own);
         round_down(j, all, held, p, c, p.last - c, down, peaks);
     }
 #else
+    load_rows(j, x, own, p, p.first);
     for (int c = p.first; c < p.last; c += VEC) {
-        vec held[HELD];
-        hold_rows(j, x, held, p, c, p.last - c);
+        if (c > p.first && !LOADS_AHEAD)
+            load_rows(j, x, own, p, c);
+        hold_rows(held, own);
+        if (LOADS_AHEAD)
+            load_rows(j, x, own, p, c + VEC);
 #if ALONG
-        UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) round_along(
-            j, all, &held[r], p.row + first_held() + r, c,
-            first_held() + r < p.rows ? p.last - c : 0, along, row_group[row_group_index()]);
+        round_rows_along(j, all, held, p, c, along, row_group[row_group_index()]);
 #endif
 #if DOWN
         round_down(j, all, held, p, c, p.last - c, down, peaks);

@@ -9,7 +9,9 @@
 
 /* Rows of a block that a row group holds in registers; on GPUs ROW_GROUPS row groups share the
  * block. */
-#define HELD       (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
+#ifndef HELD
+#define HELD (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
+#endif
 #define ROW_GROUPS (BLOCK / HELD)
 #define PEAKS      local uvec peaks[ROW_GROUPS][MOERT_ITEMS]
 

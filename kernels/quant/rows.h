@@ -6,12 +6,36 @@
 #error "X_BF16 must be defined"
 #endif
 
-/* Elements [at, at + n) of a step; lanes beyond them are zero. A NaN stays some NaN. */
-static inline vec load_x_as(global const void *x, ulong at, int n) {
-#if X_BF16
-    return as_vec(load_shorts((global const ushort *)x + at, n) << 16);
+/* A step's elements as loaded. Converting them in a later loop lets a GPU have many loads in
+ * flight; a conversion next to a conditional load would wait for it. */
+#if X_BF16 && MOERT_ITEMS > 1 && defined(ALIGNED)
+typedef uint2 loaded;
+#elif X_BF16
+typedef uvec loaded;
+#else
+typedef vec loaded;
+#endif
+
+/* Loads elements [at, at + n) of a step; lanes beyond them are zero. */
+static inline loaded load_x_as(global const void *x, ulong at, int n) {
+#if X_BF16 && MOERT_ITEMS > 1 && defined(ALIGNED)
+    global const ushort *p = (global const ushort *)x + at + part_start();
+    return part_start() < n ? *(global const uint2 *)p : (uint2)0;
+#elif X_BF16
+    return load_shorts((global const ushort *)x + at, n);
 #else
     return load_part((global const float *)x + at, n);
+#endif
+}
+
+/* The elements' values. A NaN stays some NaN. */
+static inline vec floats_of(loaded x) {
+#if X_BF16 && MOERT_ITEMS > 1 && defined(ALIGNED)
+    return as_vec((uvec)(x.x << 16, x.x & 0xFFFF0000u, x.y << 16, x.y & 0xFFFF0000u));
+#elif X_BF16
+    return as_vec(x << 16);
+#else
+    return x;
 #endif
 }
 
