@@ -157,9 +157,10 @@ void fake_quantize(global const uint *ends, global const void *x, global const f
         round_down(j, all, held, p, c, p.last - c, down, peaks);
     }
 #else
-    load_rows(j, x, own, p, p.first);
+    if (LOADS_AHEAD)
+        load_rows(j, x, own, p, p.first);
     for (int c = p.first; c < p.last; c += VEC) {
-        if (c > p.first && !LOADS_AHEAD)
+        if (!LOADS_AHEAD)
             load_rows(j, x, own, p, c);
         hold_rows(held, own);
         if (LOADS_AHEAD)

@@ -65,6 +65,7 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
         .v = moert_operand_between(device, biased ? f32 : operand, experts, h, i),
         .h = operand,
         .quantizes = rounds && !bf16,
+        .keeps_down = rounds && !bf16 && !o->deferred_wgrad,
         .format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
         .global_scales = nvfp4,
         .splits_router = rounds};

@@ -47,6 +47,7 @@ typedef struct moert_layer_choices {
     moert_dtype v, h, dv; /* dtype of v[M,2I] and dh[M,I], of h[M,I], and of dv[M,2I] */
     bool quantizes;       /* operands are rounded to `format` first */
     moert_format format;  /* MXFP8 or NVFP4 */
+    bool keeps_down;      /* a dgrad rounds y both ways and keeps the result for the wgrad */
     bool global_scales;   /* NVFP4: one global scale for each expert's weight, and one for the
                              activation rows of all ranks */
     bool splits_router;   /* the router's GEMMs may split float32 operands into sums of bf16

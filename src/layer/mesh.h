@@ -24,6 +24,8 @@
     X(GLOBAL, "global scales")          /* [L] */                                                  \
     X(AMAX, "largest magnitudes")       /* [L] */                                                  \
     X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
+    X(DOWN_IN, "gradients of v rounded down columns")                                              \
+    X(DOWN_OUT, "gradients of y rounded down columns")                                             \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
     X(ROUNDED_Y, "rounded operands y of GEMMs") /* conversions for the wire also write here */
 

@@ -263,10 +263,29 @@ static moert_status cast_rows(const moert_pass *pass, const moert_fake_quantize 
                                         target});
 }
 
+/* Makes the operand of a quantizing precision. *rows = the operand in scratch. */
+static moert_status quantize_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
+                                  moert_fake_quantize *op, moert_matrix *rows) {
+    const moert_layer_choices *c = &pass->layer->choices;
+    const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
+    moert_buffer *down = NULL;
+    if (y && c->keeps_down)
+        MOERT_TRY(moert_pass_scratch(
+            pass, block == BLOCK_EXPERT_IN ? MOERT_USE_DOWN_IN : MOERT_USE_DOWN_OUT, &down));
+    if (wgrad && down != NULL) {
+        rows->buffer = down;
+        return MOERT_OK;
+    }
+    op->along = wgrad ? NULL : rows->buffer;
+    op->down = wgrad ? rows->buffer : down;
+    if (c->global_scales)
+        MOERT_TRY(take_global(pass, gemm, op, pass->global[block][y]));
+    return moert_fake_quantize_run(op);
+}
+
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                               moert_matrix *rows) {
-    moert_layer *layer = pass->layer;
-    const moert_layer_choices *c = &layer->choices;
+    const moert_layer_choices *c = &pass->layer->choices;
     const moert_layer_use use = block == BLOCK_EXPERT_IN ? (y ? MOERT_USE_Y_IN : MOERT_USE_X_IN)
                                                          : (y ? MOERT_USE_Y_OUT : MOERT_USE_X_OUT);
     moert_fake_quantize op = {.how = quantizer_of(c, MOERT_AXIS_ROW),
@@ -279,13 +298,7 @@ moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int bloc
     if (!c->quantizes && rows->type == c->operand)
         return MOERT_OK;
     MOERT_TRY(moert_pass_scratch(pass, use, &target));
-    if (!c->quantizes)
-        MOERT_TRY(cast_rows(pass, &op, target));
     *rows = (moert_matrix){.buffer = target, .type = c->operand};
-    if (!c->quantizes)
-        return MOERT_OK;
-    *(gemm->kind == MOERT_GEMM_WGRAD ? &op.down : &op.along) = target;
-    if (c->global_scales)
-        MOERT_TRY(take_global(pass, gemm, &op, pass->global[block][y]));
-    return moert_fake_quantize_run(&op);
+    return c->quantizes ? quantize_rows(pass, gemm, block, y, &op, rows)
+                        : cast_rows(pass, &op, target);
 }

@@ -39,7 +39,8 @@ void moert_round_free(moert_layer *layer);
 void moert_round_scratch(const moert_layer_sizes *sizes, size_t floats[MOERT_SCRATCHES]);
 
 /* Rounds operand x or y of a GEMM with the weight of `block` to scratch; rows that already have the
- * operands' dtype are not copied. Collective over the world with global scales, except for a
+ * operands' dtype are not copied. A dgrad also rounds y for the wgrad of the same block, which then
+ * finds it, unless wgrads are deferred. Collective over the world with global scales, except for a
  * wgrad. */
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                               moert_matrix *rows);

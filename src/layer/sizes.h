@@ -83,7 +83,10 @@ moert_buffer_table moert_pass_routing_buffers, moert_pass_hidden_buffers;
     X(X_IN, ROUNDED_X, rounded(s, c->received, o->hidden))                                         \
     X(Y_IN, ROUNDED_Y, rounded(s, c->dv, 2 * o->intermediate))                                     \
     X(X_OUT, ROUNDED_X, rounded(s, c->h, o->intermediate))                                         \
-    X(Y_OUT, ROUNDED_Y, rounded(s, c->received, o->hidden))
+    X(Y_OUT, ROUNDED_Y, rounded(s, c->received, o->hidden))                                        \
+    /* operands y of wgrads, which their dgrads make (moert_round_rows) */                         \
+    X(DOWN_IN, DOWN_IN, c->keeps_down ? rounded(s, c->dv, 2 * o->intermediate) : 0)                \
+    X(DOWN_OUT, DOWN_OUT, c->keeps_down ? rounded(s, c->received, o->hidden) : 0)
 
 typedef enum moert_layer_use {
 #define MOERT_LAYER_USE(use, buffer, floats) MOERT_USE_##use,
