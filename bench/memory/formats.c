@@ -7,7 +7,6 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
-#include "bench/common/pattern.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 #include "quant/fake_quantize.h"
@@ -75,7 +74,6 @@ static moert_fake_quantize fake_of(const bench_memory *b) {
         .x = bf16 ? b->out[0] : b->in[0],
         .x_type = bf16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
         .amax = b->out[1],
-        .global = b->out[3],
         .along = axis != MOERT_AXIS_COLUMN ? b->out[2] : NULL,
         .down = axis == MOERT_AXIS_COLUMN ? b->out[2]
                 : axis == MOERT_AXIS_TILE ? b->out[4]
@@ -86,13 +84,9 @@ static double elements_of(const bench_sizes *s) {
     return (double)(s->tokens * s->topk * s->hidden);
 }
 
-static double amax_bytes(const bench_sizes *s) {
-    return elements_of(s) * (s->how.bf16_rows ? 2.0 : 4.0);
-}
-
 static double fake_bytes(const bench_sizes *s) {
     const double results = s->how.axis == MOERT_AXIS_TILE ? 2.0 : 1.0;
-    return amax_bytes(s) + elements_of(s) * results * (double)sizeof(uint16_t);
+    return elements_of(s) * ((s->how.bf16_rows ? 2.0 : 4.0) + results * 2.0);
 }
 
 static moert_status fake_begin(const bench_memory *b) {
@@ -109,11 +103,6 @@ static moert_status fake_run(const bench_memory *b) {
     return moert_fake_quantize_run(&op);
 }
 
-static moert_status amax_run(const bench_memory *b) {
-    const moert_fake_quantize op = fake_of(b);
-    return moert_fake_quantize_amax(&op);
-}
-
 /* ---- checks ---- */
 
 static float rounded(moert_dtype type, float x) {
@@ -124,6 +113,20 @@ static float rounded(moert_dtype type, float x) {
 static float element_of(const bench_memory *b, size_t at) {
     const float x = (float)bench_value(b, 0, at);
     return b->of.how.bf16_rows ? rounded(MOERT_DTYPE_BF16, x) : x;
+}
+
+/* The global scale that fake quantization gives to an element: a power of two from the largest
+ * magnitude of its row, or of the rows of its block. */
+static float global_of(const bench_memory *b, size_t at) {
+    const size_t width = b->of.hidden, row = at / width;
+    const bool down = b->of.how.axis == MOERT_AXIS_COLUMN;
+    const size_t top = down ? row - row % 16 : row, rows = down ? 16 : 1;
+    float amax = 0.0f, power = 0x1p-126f;
+    for (size_t i = top * width; i < (top + rows) * width; i++)
+        amax = fmaxf(amax, fabsf(element_of(b, i)));
+    while (power * 2688.0f < amax)
+        power *= 2;
+    return power;
 }
 
 /* The largest magnitude of the block that contains an element. */
@@ -150,8 +153,9 @@ static double quantized(const bench_memory *b, size_t at) {
     if (format == MOERT_FORMAT_FP8_BLOCK)
         return (double)(amax / largest) * (double)rounded(element, x / (amax / largest));
     if (format == MOERT_FORMAT_NVFP4) {
-        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / GLOBAL * (1.0f / largest)));
-        return (double)(scale * GLOBAL) * (double)rounded(element, x * (1.0f / (scale * GLOBAL)));
+        const float global = b->of.how.own_globals ? global_of(b, at) : GLOBAL;
+        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / global * (1.0f / largest)));
+        return (double)(scale * global) * (double)rounded(element, x * (1.0f / (scale * global)));
     }
     /* the scale is the smallest power of two with which the block's largest magnitude is in
      * range */
@@ -214,21 +218,11 @@ static moert_status fake_check(const bench_memory *b, double chosen, bench_pair 
     return bench_read_as(b->out[both ? 4 : 2], MOERT_DTYPE_BF16, at, &r->got);
 }
 
-static moert_status amax_check(const bench_memory *b, double chosen, bench_pair *r) {
-    const size_t n = moert_min((size_t)BENCH_PATTERN, b->of.tokens * b->of.topk * b->of.hidden);
-    (void)chosen;
-    r->want = 0.0;
-    for (size_t i = 0; i < n; i++)
-        r->want = fmax(r->want, fabs((double)element_of(b, i)));
-    return bench_read(b->out[1], 0, &r->got);
-}
-
 static const bench_kernel quantize = {quantize_bytes, quantize_begin, quantize_run, quantize_check};
 static const bench_kernel dequantize = {quantize_bytes, dequantize_begin, dequantize_run,
                                         dequantize_check};
 
 static const bench_kernel fake = {fake_bytes, fake_begin, fake_run, fake_check};
-static const bench_kernel amax = {amax_bytes, fake_begin, amax_run, amax_check};
 
 #define CASE(name, kernel, form, along, ...)                                                       \
     {                                                                                              \
@@ -255,10 +249,9 @@ static const bench_case cases[] = {
     CASE("fake-quantize MXFP8 both", fake, MXFP8_E4M3, TILE),
     CASE("fake-quantize MXFP8 bf16", fake, MXFP8_E4M3, ROW, .bf16_rows = true),
     CASE("fake-quantize MXFP8 bf16 columns", fake, MXFP8_E4M3, COLUMN, .bf16_rows = true),
-    CASE("fake-quantize NVFP4 both", fake, NVFP4, TILE),
-    CASE("fake-quantize NVFP4 bf16", fake, NVFP4, ROW, .bf16_rows = true),
-    CASE("fake-quantize NVFP4 bf16 columns", fake, NVFP4, COLUMN, .bf16_rows = true),
-    CASE("amax", amax, NVFP4, ROW),
-    CASE("amax bf16", amax, NVFP4, ROW, .bf16_rows = true),
+    CASE("fake-quantize NVFP4 both", fake, NVFP4, TILE, .own_globals = true),
+    CASE("fake-quantize NVFP4 bf16", fake, NVFP4, ROW, .bf16_rows = true, .own_globals = true),
+    CASE("fake-quantize NVFP4 bf16 columns", fake, NVFP4, COLUMN, .bf16_rows = true,
+         .own_globals = true),
 };
 const bench_cases bench_format_cases = {cases, MOERT_COUNT(cases)};

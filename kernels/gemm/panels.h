@@ -3,7 +3,7 @@
  * packs panels of them.
  *
  * Required: QUANTIZED (0; 1: weights are block-scaled matrices, and the defines of blocks.h are
- * required).
+ * required). Optional: WEIGHT_BF16 (weights that are not block-scaled are bf16, not float32).
  */
 #ifndef QUANTIZED
 #error "QUANTIZED must be defined"
@@ -13,12 +13,14 @@
 #if QUANTIZED
 #include "lib/formats.h"
 #include "lib/blocks.h"
+#elif defined(WEIGHT_BF16)
+#include "lib/elements.h"
 #endif
 
 /* ---- the weight ---- */
 
 /*
- * One group's matrix [N,K] of a weight: float32 or, with QUANTIZED, a part of a block-scaled
+ * One group's matrix [N,K] of a weight: float32, bf16 (WEIGHT_BF16) or, with QUANTIZED, a part of a block-scaled
  * matrix, which holds [K,N] if `transposed`. Its values are decoded while panels are packed,
  * without the copy that dequantize.cl would make.
  */
@@ -50,9 +52,15 @@ static inline vec load_weight(matrix w, int row, int column, int n) {
     return n >= VEC ? quiet(x) : first_lanes(quiet(x), n);
 }
 #else
-#define WEIGHT_ARGUMENTS global const float *w, global const uchar *scale, global const float *whole
+#ifdef WEIGHT_BF16
+typedef ushort weight_element;
+#else
+typedef float weight_element;
+#endif
+#define WEIGHT_ARGUMENTS                                                                           \
+    global const weight_element *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
-    global const float *at;
+    global const weight_element *at;
     ulong stride;
 } matrix;
 
@@ -61,7 +69,12 @@ static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int transposed, ulong
 }
 
 static inline vec load_weight(matrix w, int row, int column, int n) {
-    return load_part(w.at + (ulong)row * w.stride + column, n);
+    global const weight_element *p = w.at + (ulong)row * w.stride + column;
+#ifdef WEIGHT_BF16
+    return as_vec(load_shorts(p, n) << 16);
+#else
+    return load_part(p, n);
+#endif
 }
 #endif
 

@@ -20,8 +20,8 @@
  * never if `every` is `depth` or more.
  *
  * Grid of the GEMMs: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth + 16)
- * * LINES * 4 bytes, else 4. Deterministic. Required: the defines of gemm.cl. The packing kernels
- * exist if WIDTH = PANEL_WIDTH (target.h), the GEMMs if QUANTIZED = 0.
+ * * LINES * 4 bytes, else 4. Deterministic. Required: the defines of gemm.cl. QUANTIZED is
+ * 0. The packing kernels exist if WIDTH = PANEL_WIDTH (target.h).
  */
 #define PANEL global
 #include "args/gemm.h"
@@ -67,7 +67,6 @@ PACK(gemm_prepack_gated, GATED)
 #endif
 #endif
 
-#if !QUANTIZED
 /* The panels of a work-group: `count` panels from `own` on. The panels of the work-group that the
  * thread runs next, to prefetch: `more` panels from `after` on; none if `more` is 0. */
 typedef struct panel_run {
@@ -160,5 +159,4 @@ KERNEL void gemm_prepacked_glu(global const uint *ends, global const value *x,
                        prefetch_next(s, dot_index + args.depth, args.depth, args.every));
     }
 }
-#endif
 #endif

@@ -27,19 +27,10 @@ static inline void collect_largest(uint most[HELD]) {
     }
 }
 
-/* The scaling of a block that has computed `factor` and the scale's value. */
-static inline scaling scaling_of(shared all, float factor, float scale) {
-    bool zero = scale == 0.0f;
-#if SCALE == 1
-    zero |= RULE == TORCHAO && all.whole == 0.0f;
-#endif
-    return (scaling){(uvec)0, (vec)factor, (vec)(SCALE == 2 ? scale : all.whole), (vec)scale,
-                     zero ? (ivec)-1 : (ivec)0};
-}
-
-static inline void round_rows_along(const job *j, shared all, const vec held[HELD], part p,
-                                    int column, global ushort *along, local float *row_group) {
+static inline void round_along(const job *j, global const uint *amax, const vec held[HELD], part p,
+                               int column, global ushort *along, local float *row_group) {
     const uint block = item_index() / LANES * LANES; /* the first item of this item's block */
+    const uint own = first_held() + item_index() % LANES / SPREAD * KEPT; /* first kept row */
     uint most[HELD];
     float factors[PART], scales[PART];
     UNROLL_FOR(uint r = 0; r < HELD; r++) {
@@ -51,15 +42,16 @@ static inline void round_rows_along(const job *j, shared all, const vec held[HEL
     const uvec kept = KEPT > 2   ? (uvec)(most[0], most[1], most[2], most[3])
                       : KEPT > 1 ? (uvec)(most[0], most[1], most[0], most[1])
                                  : (uvec)most[0];
-    const scaling own = make_scale(j, all, kept, KEPT == 1);
-    vstore_part(own.factor, 0, factors);
-    vstore_part(scale_values(&own, KEPT == 1), 0, scales);
+    const uint first = min(own, p.rows - 1);
+    const value_scale kept_scale =
+        find_scale(j, kept, row_bits(amax, p.row + first, p.rows - first), KEPT == 1);
+    vstore_part(kept_scale.factor, 0, factors);
+    vstore_part(kept_scale.scale, 0, scales);
     UNROLL_FOR(uint r = 0; r < HELD; r++) {
         const uint line = first_held() + r, from = block + r / KEPT * SPREAD;
         const float factor = as_float(value_in(as_uint(factors[r % KEPT]), from)),
                     scale = as_float(value_in(as_uint(scales[r % KEPT]), from));
-        const scaling s = scaling_of(all, factor, scale);
-        store_values(j, values_of(all, &s, scale, held[r]), isnan(scale * all.whole), along,
-                     p.row + line, column, line < p.rows ? p.last - column : 0);
+        store_along(j, (value_scale){(vec)factor, (vec)scale}, &held[r], is_plain((vec)scale),
+                    p.row + line, column, line < p.rows ? p.last - column : 0, along);
     }
 }

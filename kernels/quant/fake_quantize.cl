@@ -6,12 +6,15 @@
  *   along[M,N]   blocks of BLOCK columns of a row       (ROW of quantize.cl)
  *   down[M,N]    blocks of BLOCK rows of a group        (COLUMN of quantize.cl)
  *
+ * NVFP4's global scales are powers of two, from amax[M], the largest magnitude of each row: one for
+ * a row (along), one for the rows of a block (down).
+ *
  * x has rows args.x_stride elements apart; results are dense. A
  * work-group rounds `strip` columns, a multiple of 128, of one row block of a group; on GPUs
  * ROW_GROUPS row groups share the block. Rows past the last end are not touched.
  *
  * Required: BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE, LARGEST and LARGEST_EXPONENT, for 4-bit
- * elements ROUNDING (1, to nearest) and RULE, as in quantize.cl; X_BF16 (0 x is float32, 1 bf16); ALONG and DOWN (0; 1: there
+ * elements ROUNDING (1, to nearest) and RULE (0, TE), as in quantize.cl; X_BF16 (0 x is float32, 1 bf16); ALONG and DOWN (0; 1: there
  * is such a result). Grid: (row
  * blocks, strips). Local memory on GPUs: at most 2.5 KiB. Deterministic.
  */
@@ -33,84 +36,123 @@
 #endif
 #define WIDE (SPAN / VEC) /* vectors of a row that are rounded at a time */
 
-/* The values of the scales. `one`: all lanes belong to one block. */
-static inline vec scale_values(const scaling *s, bool one) {
-    return SCALE == 0 ? decode_e8m0(s->code) : SCALE == 1 ? decode_scale(s->code, one) : s->first;
+/* The scales of a vec of columns or of rows, or one scale in all lanes. Elements are x * factor, or
+ * x / scale in FP8_BLOCK; values are elements times `scale`, which includes a global scale. */
+typedef struct value_scale {
+    vec factor, scale;
+} value_scale;
+
+/* The largest magnitude of a row, or of a block's rows, divided by 2688 and rounded up to a power of
+ * two from 2^-126 on; 1 for 0. 2688 = 2^11 * (1 + 0x280000 / 2^23). */
+static inline vec power_global(uvec amax) {
+    const uvec u = min(amax, (uvec)0x7F7FFFFFu);
+    const uvec exponent = (u >> 23) + ((u & 0x7FFFFFu) > 0x280000u ? (uvec)1 : (uvec)0);
+    return as_vec(u == 0u ? (uvec)0x3F800000u : (max(exponent, (uvec)12) - 11u) << 23);
 }
 
-/* The values of elements x of blocks with scale s, whose values are `scale`. */
-static inline vec values_of(shared all, const scaling *s, vec scale, vec x) {
+/* The scale of blocks from their largest magnitude bits, and from those of their rows. `one`: all
+ * lanes belong to one block. A power of two as global scale changes nothing but the exponents. */
+static inline value_scale find_scale(const job *j, uvec largest, uvec row_largest, bool one) {
+    const shared none = {0.0f, 1.0f, 0.0f};
+#if SCALE == 1
+    const vec global_scale = power_global(row_largest);
+    const vec inverse = as_vec((254u << 23) - as_uvec(global_scale));
+    const scaling s = make_scale(j, none, as_uvec(largest_of(largest) * inverse), one);
+    return (value_scale){s.factor * inverse, decode_scale(s.code, one) * global_scale};
+#else
+    const scaling s = make_scale(j, none, largest, one);
+    return (value_scale){s.factor, SCALE == 0 ? decode_e8m0(s.code) : s.first};
+#endif
+}
+
+static inline vec values_of(value_scale s, vec x) {
+    const scaling plain = {(uvec)0, s.factor, s.scale, (vec)1.0f, (ivec)0};
 #if defined(HAS_FP8) && ELEMENT_BITS == 8
-    const vec elements = unpack_bytes(pack_bytes(scaled(s, x), ELEMENT), ELEMENT);
+    const vec elements = unpack_bytes(pack_bytes(scaled(&plain, x), ELEMENT), ELEMENT);
 #else
-    const vec elements = round_to(scaled(s, x), LARGEST, ELEMENT);
+    const vec elements = round_to(scaled(&plain, x), LARGEST, ELEMENT);
 #endif
-#if SCALE == 0
-    return elements * scale;
-#elif SCALE == 1
-    return (s->zero ? 0.0f : elements) * scale * all.whole;
+    return (SCALE == 0 ? elements : s.scale == 0.0f ? (vec)0.0f : elements) * s.scale;
+}
+
+/* Whether values with these scales can be stored without the rare cases: NaN and, where no
+ * instruction rounds to bf16, values that are not exact in bf16. */
+static inline bool is_plain(vec scale) {
+#if defined(HAS_BF16) && defined(ALIGNED)
+    return !any(isnan(scale));
 #else
-    return (s->zero ? 0.0f : elements) * scale;
+    return SCALE != 2 && all(scale >= 0x1p-100f);
 #endif
 }
 
-/* `nans`: the values may be NaN, since their scale is. */
-static inline void store_values(const job *j, vec values, bool nans, global ushort *to, uint row,
+static inline void store_values(const job *j, vec values, bool plain, global ushort *to, uint row,
                                 int column, int n) {
     to += (ulong)row * j->args.columns + column;
 #if defined(HAS_BF16) && defined(ALIGNED)
-    if (!nans) {
+    if (plain) {
         if (part_start() < n)
             *(global uint2 *)(to + part_start()) =
                 (uint2)(pack_bf16(values.x, values.y), pack_bf16(values.z, values.w));
         return;
     }
 #endif
-    store_shorts(encode(values, DTYPE_BF16), to, n);
+    store_shorts(plain ? as_uvec(values) >> 16 : encode(values, DTYPE_BF16), to, n);
 }
 
-#ifdef HAS_WARPS
+/* The largest magnitude bits of rows `row` + lane, of which `rows` exist; 0 without global scales. */
+static inline uvec row_bits(global const uint *amax, uint row, uint rows) {
+    uint bits[PART];
+    if (SCALE != 1)
+        return 0;
+    for (int i = 0; i < PART; i++)
+        bits[i] = amax[row + min((uint)i, rows - 1)];
+    return vload_part(0, bits);
+}
+
+/* Rounds WIDE vectors of a row in blocks along it. */
+static inline void store_along(const job *j, value_scale s, const vec x[WIDE], bool plain, uint row,
+                               int column, int n, global ushort *along) {
+    for (int i = 0; i < WIDE && i * VEC < max(n, 1); i++)
+        store_values(j, values_of(s, x[i]), plain, along, row, column + i * VEC, n - i * VEC);
+}
+
+#if MOERT_ITEMS == 1
+#include "quant/along_cpu.h"
+#elif defined(HAS_WARPS)
 #include "quant/along_warp.h"
 #else
-/* Rounds WIDE vectors of a row in blocks along it; the row group's items call together. */
-static inline void round_along(const job *j, shared all, const vec x[WIDE], uint row, int column,
-                               int n, global ushort *along, local float *row_group) {
-    uvec largest = 0;
-    UNROLL_FOR(int i = 0; i < WIDE; i++)
-        largest = larger_bits(largest, x[i]);
-    const scaling s =
-        make_scale(j, all, block_largest(largest, min(BLOCK / PART, MOERT_ITEMS), row_group), true);
-    const vec scale = scale_values(&s, true);
-    for (int i = 0; i < WIDE && i * VEC < max(n, 1); i++)
-        store_values(j, values_of(all, &s, scale, x[i]), isnan(scale.s0 * all.whole), along, row,
-                     column + i * VEC, n - i * VEC);
-}
-
-#if MOERT_ITEMS > 1
 /* Rounds the held rows along rows; the row group's items call together. */
-static inline void round_rows_along(const job *j, shared all, const vec held[HELD], part p,
-                                    int column, global ushort *along, local float *row_group) {
+static inline void round_along(const job *j, global const uint *amax, const vec held[HELD], part p,
+                               int column, global ushort *along, local float *row_group) {
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
-        const uint line = first_held() + r;
-        round_along(j, all, &held[r], p.row + line, column, line < p.rows ? p.last - column : 0,
-                    along, row_group);
+        const uint line = first_held() + r, row = p.row + min(line, p.rows - 1);
+        const uvec largest = block_largest(larger_bits(0, held[r]), BLOCK / PART, row_group);
+        const value_scale s = find_scale(j, largest, SCALE == 1 ? (uvec)amax[row] : 0u, true);
+        store_along(j, s, &held[r], is_plain(s.scale), row, column,
+                    line < p.rows ? p.last - column : 0, along);
     }
 }
 #endif
-#endif
+
+/* The largest magnitude bits of a block's rows. */
+static inline uint block_bits(global const uint *amax, part p) {
+    uint most = 0;
+    for (uint r = 0; SCALE == 1 && r < p.rows; r++)
+        most = max(most, amax[p.row + r]);
+    return most;
+}
 
 /* Rounds the held rows of a block, one block in each column; all row groups call together. */
-static inline void round_down(const job *j, shared all, const vec held[HELD], part p, int column,
-                              int n, global ushort *down, local uvec (*peaks)[MOERT_ITEMS]) {
+static inline void round_down(const job *j, uint row_largest, const vec held[HELD], part p,
+                              int column, global ushort *down, local uvec (*peaks)[MOERT_ITEMS]) {
     uvec largest = 0;
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = larger_bits(largest, held[r]);
-    const scaling s = make_scale(j, all, largest_of_groups(largest, peaks), false);
-    const vec scale = scale_values(&s, false);
-    const bool nans = any(isnan(scale * all.whole));
+    const value_scale s = find_scale(j, largest_of_groups(largest, peaks), row_largest, false);
+    const bool plain = is_plain(s.scale);
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
         const uint line = first_held() + r, row = p.row + line;
         if (line < p.rows)
-            store_values(j, values_of(all, &s, scale, held[r]), nans, down, row, column, n);
+            store_values(j, values_of(s, held[r]), plain, down, row, column, p.last - column);
     }
 }
 
@@ -129,32 +171,25 @@ static inline void hold_rows(vec held[HELD], const loaded own[HELD]) {
 }
 
 KERNEL_OF(ROW_GROUPS)
-void fake_quantize(global const uint *ends, global const void *x, global const float *whole,
+void fake_quantize(global const uint *ends, global const void *x, global const uint *amax,
                    global ushort *along, global ushort *down, moert_quantize_args args) {
     ROW_GROUP_OF(ROW_GROUPS);
     PEAKS;
-    const job job_ = {ends, 0, 0, 0, 0, whole, 0, args}, *j = &job_;
+    const job job_ = {ends, 0, 0, 0, 0, 0, 0, args}, *j = &job_;
     const part p = find_part(ends, &args, COLUMN);
     if (p.rows == 0)
         return;
-    const shared all = load_shared(j, p.group);
+    const uint row_largest = block_bits(amax, p);
     vec held[HELD];
     loaded own[HELD];
 #if MOERT_ITEMS == 1
-    for (uint row = p.row; ALONG && row < p.row + p.rows; row++)
-        for (int c = p.first; c < p.last; c += SPAN) {
-            vec step[WIDE];
-            UNROLL_FOR(int i = 0; i < WIDE; i++) {
-                const int column = c + i * VEC, left = p.last - column;
-                step[i] = left > 0 ? floats_of(load_x_as(x, row * args.x_stride + column, left))
-                                   : (vec)0.0f;
-            }
-            round_along(j, all, step, row, c, p.last - c, along, row_group[0]);
-        }
+    for (uint r = 0; ALONG && r < p.rows; r += VEC)
+        for (int c = p.first; c < p.last; c += SPAN)
+            round_along(j, x, amax, p.row + r, min(p.rows - r, (uint)VEC), c, p.last - c, along);
     for (int c = p.first; DOWN && c < p.last; c += VEC) {
         load_rows(j, x, own, p, c);
         hold_rows(held, own);
-        round_down(j, all, held, p, c, p.last - c, down, peaks);
+        round_down(j, row_largest, held, p, c, down, peaks);
     }
 #else
     if (LOADS_AHEAD)
@@ -166,10 +201,10 @@ void fake_quantize(global const uint *ends, global const void *x, global const f
         if (LOADS_AHEAD)
             load_rows(j, x, own, p, c + VEC);
 #if ALONG
-        round_rows_along(j, all, held, p, c, along, row_group[row_group_index()]);
+        round_along(j, amax, held, p, c, along, row_group[row_group_index()]);
 #endif
 #if DOWN
-        round_down(j, all, held, p, c, p.last - c, down, peaks);
+        round_down(j, row_largest, held, p, c, down, peaks);
 #endif
     }
 #endif

@@ -15,9 +15,8 @@ typedef struct moert_prepacker {
     /* Sets the tile from `choices` or, if `choices` is NULL, from the tuning rows. Returns the
      * bytes of the panels; 0 if prepacking does not pay. */
     size_t (*plan)(const moert_device *device, const moert_choices *choices, moert_panels *panels);
-    /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
-    moert_status (*fill)(moert_panels *panels, const moert_buffer *weight,
-                         const moert_quantized *quantized);
+    /* Fills the panels from a weight of `type`, F32 or BF16. */
+    moert_status (*fill)(moert_panels *panels, const moert_buffer *weight, moert_dtype type);
     size_t pays_at; /* which GEMM after a change of the weight prepacks the weight: 1 = the first */
     bool any_use;   /* the same panels serve all GEMMs that use the weight */
     bool in_order;  /* bf16 panels hold the rounded weight in the weight's own order */
@@ -111,8 +110,6 @@ struct moert_panels {
     bool few_rows;      /* the panels are for GEMMs with few rows in each group */
     moert_dot dot;
     moert_buffer *buffer; /* of all panels */
-    moert_buffer *ends;   /* uint32 [G] ends of the weight's groups of rows, for dequantizing; NULL
-                             before */
 };
 
 /* The dot of the prepacked weight or, without a prepacked weight, moert_dot_of(device, type of the

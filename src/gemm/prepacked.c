@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "device/buffer.h"
 #include "device/device.h"
@@ -84,37 +85,26 @@ static void report_work(const moert_panels *panels, size_t source_bytes) {
                        (double)(source_bytes + moert_panels_bytes(panels)));
 }
 
-moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight) {
+moert_status moert_panels_fill_as(moert_panels *panels, const moert_buffer *weight,
+                                  moert_dtype type) {
     if (panels == NULL)
         return MOERT_OK;
     const moert_panels_shape *shape = &panels->shape;
-    MOERT_TRY(moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k,
-                                 sizeof(float)));
-    report_work(panels, shape->groups * shape->n * shape->k * sizeof(float));
-    return panels->prepacker->fill(panels, weight, NULL);
+    const size_t bytes = moert_dtype_bits(type) / 8;
+    MOERT_TRY(
+        moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k, bytes));
+    report_work(panels, shape->groups * shape->n * shape->k * bytes);
+    return panels->prepacker->fill(panels, weight, type);
 }
 
-moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quantized *quantized) {
-    if (panels == NULL)
-        return MOERT_OK;
-    const moert_panels_shape *p = &panels->shape;
-    if (quantized->transposed && p->use == MOERT_PANELS_GATED)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight cannot be prepacked for a GLU");
-    const moert_quantizer how = {.format = quantized->format, .axis = quantized->axis};
-    const size_t rows = quantized->transposed ? p->k : p->n,
-                 columns = quantized->transposed ? p->n : p->k;
-    const moert_quantized_shape shape = moert_quantized_shape_of(
-        &how, p->groups * rows, columns,
-        p->groups * moert_ceil_div(rows, moert_format_block(quantized->format)));
-    MOERT_TRY(
-        moert_check_buffer("q", quantized->q, shape.q_lines, shape.q_bytes, shape.q_bytes, 1));
-    MOERT_TRY(moert_check_buffer("scale", quantized->scale, shape.scale_lines, shape.scales,
-                                 shape.scales, moert_format_scale_bytes(quantized->format)));
-    if (quantized->global != NULL)
-        MOERT_TRY(moert_check_buffer("global scale", quantized->global, 1, p->groups, p->groups,
-                                     sizeof(float)));
-    report_work(panels, shape.q_lines * shape.q_bytes);
-    return panels->prepacker->fill(panels, NULL, quantized);
+moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight) {
+    return moert_panels_fill_as(panels, weight, MOERT_DTYPE_F32);
+}
+
+bool moert_panels_in_order(const moert_device *device, const moert_panels_shape *shape) {
+    moert_panels panels;
+    return moert_panels_plan(device, shape, NULL, &panels) > 0 && panels.prepacker->in_order &&
+           shape->type == MOERT_DTYPE_BF16;
 }
 
 moert_buffer *moert_panels_values(const moert_panels *panels) {
@@ -130,7 +120,7 @@ size_t moert_panels_bytes(const moert_panels *panels) {
 void moert_panels_destroy(moert_panels *panels) {
     if (panels == NULL)
         return;
-    MOERT_DESTROY(panels->buffer, panels->ends);
+    moert_buffer_destroy(panels->buffer);
     free(panels);
 }
 

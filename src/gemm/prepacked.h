@@ -43,12 +43,12 @@ moert_status moert_panels_create_with(moert_device *device, const moert_panels_s
 size_t moert_panels_need(const moert_device *device, const moert_panels_shape *shape);
 /* Prepacks weight[G,N,K], float32. */
 moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight);
-/*
- * A block-scaled weight, which moert_panels_fill_quantized prepacks with the values that
- * moert_dequantize_run gives. The weight's rows form G equal groups. Each group holds a weight
- * [N,K] or, with `transposed`, its transpose [K,N]. Payload and scales lie as in moert/formats.h,
- * with how.transposed false.
- */
+/* Prepacks weight[G,N,K] of `type`, F32 or BF16. */
+moert_status moert_panels_fill_as(moert_panels *panels, const moert_buffer *weight,
+                                  moert_dtype type);
+/* A block-scaled weight. Its rows form G equal groups. Each group holds a weight [N,K] or, with
+ * `transposed`, its transpose [K,N]. Payload and scales lie as in moert/formats.h, with
+ * how.transposed false. */
 typedef struct moert_quantized {
     moert_format format;
     moert_axis axis;
@@ -57,7 +57,8 @@ typedef struct moert_quantized {
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
     size_t blocks;              /* with COLUMN blocks: row blocks for which q and scale have room */
 } moert_quantized;
-moert_status moert_panels_fill_quantized(moert_panels *panels, const moert_quantized *quantized);
+/* Whether panels of this shape would hold the weight as bf16 [G,N,K], in its own order. */
+bool moert_panels_in_order(const moert_device *device, const moert_panels_shape *shape);
 /* The memory of the panels if they hold the weight as bf16 [G,N,K], in its own order; else NULL. A
  * caller may fill this memory. */
 moert_buffer *moert_panels_values(const moert_panels *panels);

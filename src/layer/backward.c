@@ -364,7 +364,6 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     pass->status = take_losses(pass, losses);
     layer->unreduced = false;
     layer->batch = pass->batch;
-    moert_round_begin(layer);
     MOERT_TRY(moert_pass_run(pass, to_experts, MOERT_COUNT(to_experts)));
     pass->state = PASS_BACKWARD;
     const moert_status status = moert_pass_run(pass, from_experts, MOERT_COUNT(from_experts));

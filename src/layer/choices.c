@@ -48,6 +48,14 @@ static moert_storing storing_of(const moert_device *device, moert_gemm_kind kind
     return (moert_storing){moert_gemm_rounds(device, &gemm), moert_gemm_scatters(device, &gemm)};
 }
 
+/* Whether prepacked bf16 copies of the experts' weights have the order of the weights. */
+static bool prepacks_in_order(const moert_device *device, size_t experts, size_t h, size_t i) {
+    const moert_panels_shape in = {experts, 2 * i, h, MOERT_PANELS_FORWARD, MOERT_DTYPE_BF16},
+                             out = {experts, h, i, MOERT_PANELS_FORWARD, MOERT_DTYPE_BF16};
+    return device != NULL && moert_panels_in_order(device, &in) &&
+           moert_panels_in_order(device, &out);
+}
+
 moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert_device *device,
                                        size_t experts) {
     const bool rounds = o->precision != MOERT_PRECISION_F32,
@@ -67,7 +75,7 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
         .quantizes = rounds && !bf16,
         .keeps_down = rounds && !bf16 && !o->deferred_wgrad,
         .format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
-        .global_scales = nvfp4,
+        .copies_in_order = prepacks_in_order(device, experts, h, i),
         .splits_router = rounds};
     const bool plain = o->dispatch == MOERT_DISPATCH_F32 && !rounds;
     c.dv = biased ? f32 : o->deferred_wgrad || c.quantizes ? c.v : c.h;

@@ -48,8 +48,7 @@ typedef struct moert_layer_choices {
     bool quantizes;       /* operands are rounded to `format` first */
     moert_format format;  /* MXFP8 or NVFP4 */
     bool keeps_down;      /* a dgrad rounds y both ways and keeps the result for the wgrad */
-    bool global_scales;   /* NVFP4: one global scale for each expert's weight, and one for the
-                             activation rows of all ranks */
+    bool copies_in_order; /* rounded copies of weights are bf16 in the weights' order */
     bool splits_router;   /* the router's GEMMs may split float32 operands into sums of bf16
                              values */
 } moert_layer_choices;

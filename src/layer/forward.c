@@ -211,7 +211,6 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     taken->input = x;
     taken->result = y;
     taken->status = take_batch(taken, batch, pass == NULL, x, y);
-    moert_round_begin(layer);
     const moert_status status = moert_pass_run(taken, stages, MOERT_COUNT(stages));
     if (!taken->batch.forward_only)
         taken->state = PASS_READY;

@@ -55,8 +55,6 @@ struct moert_layer {
     bool weights_changed; /* the weights changed since `rounded` was computed */
     clones_state clones;
     moert_probe *probe; /* NULL: none */
-    size_t gathers;     /* number of gathers of an amax that remain in the forward or backward in
-                           progress; with one rank there are none */
 
     moert_pass_list *passes;
     moert_batch batch; /* the batch of the last backward */
@@ -94,8 +92,6 @@ struct moert_pass {
     moert_routing gate;        /* gate.weight[T] scales the shared expert's result */
     moert_buffer *shared_v, *shared_h; /* shared_v [T,2I] in the dtype of moert_operand_between,
                                           shared_h [T,I] in the dtype of operands */
-    moert_buffer *global[BLOCKS][2]; /* NVFP4: float32 [1], global scales of the forward's x and the
-                                        backward's y, for all ranks */
 
     /* fields of the call in progress */
     moert_status status;         /* first failure of the call */

@@ -38,7 +38,6 @@ void moert_mesh_places(const moert_comm *world, size_t ep, moert_mesh_place *pla
 }
 
 static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
-    MOERT_TRY(MOERT_NEW_ARRAY(&mesh->reports, ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&mesh->spans, ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&mesh->replica_spans, replicas));
     for (size_t r = 0; r < replicas; r++)
@@ -118,7 +117,7 @@ void moert_mesh_destroy(moert_mesh *mesh) {
     moert_exchange_destroy(mesh->exchange);
     moert_comm_destroy(mesh->replicas);
     moert_comm_destroy(mesh->experts);
-    MOERT_FREE(mesh->replica_spans, mesh->spans, mesh->reports, mesh);
+    MOERT_FREE(mesh->replica_spans, mesh->spans, mesh);
 }
 
 const char *moert_mesh_engine(const moert_mesh *mesh) {

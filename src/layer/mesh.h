@@ -21,9 +21,8 @@
     X(DENSE, "received rows in float32")          /* [M,H]; also results in a window's layout */   \
     X(WIRE, "rows for the wire")                  /* quantizers also write payloads here */        \
     X(SCALES, "scales of payloads")                                                                \
-    X(GLOBAL, "global scales")          /* [L] */                                                  \
-    X(AMAX, "largest magnitudes")       /* [L] */                                                  \
-    X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
+    X(AMAX, "largest magnitudes of rows") /* [M or L N] */                                         \
+    X(ENDS, "ends of experts' weights")   /* uint32 [L] */                                         \
     X(DOWN_IN, "gradients of v rounded down columns")                                              \
     X(DOWN_OUT, "gradients of y rounded down columns")                                             \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
@@ -56,12 +55,6 @@ typedef enum moert_shared_window {
     MOERT_SHARED_WINDOWS
 } moert_shared_window;
 
-/* A rank's message in the gather of an amax (layer/rounding.h). */
-typedef struct moert_amax_report {
-    uint32_t status; /* the rank's moert_status so far */
-    float amax;
-} moert_amax_report;
-
 struct moert_mesh {
     moert_context *context;
     moert_device *device;
@@ -79,7 +72,6 @@ struct moert_mesh {
     moert_buffer *scratch[MOERT_SCRATCHES];
     moert_gemm_more splitting;       /* options of GEMMs whose split operands are in
                                         MOERT_SCRATCH_ROUNDED_X */
-    moert_amax_report *reports;      /* [R] */
     struct moert_handover *handover; /* layer/handover.h; NULL until a layer has clones */
     moert_span *spans;         /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
     moert_span *replica_spans; /* [EDP] spans for sums over replicas, one leaf for each replica */

@@ -186,7 +186,7 @@ moert_status moert_pass_run(moert_pass *pass, const moert_stage *stages, size_t 
         }
         moert_note(&pass->status, status);
     }
-    return together ? moert_round_join_gather_of_replicas(pass->layer, pass->status) : pass->status;
+    return pass->status;
 }
 
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
@@ -201,9 +201,6 @@ moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work) {
         moert_note(&pass->status, moert_exchange_dispatch_wait(exchange, c));
         if (pass->status == MOERT_OK)
             pass->status = work(pass, &part);
-        /* NVFP4 has one chunk. After a failure, join the remaining gather before the combine */
-        if (c + 1 == pass->plan->chunks)
-            pass->status = moert_round_join_failed_gather(pass->layer, pass->status);
         moert_note(&pass->status, moert_exchange_combine_send(exchange, &pass->back, c));
     }
     return pass->status;

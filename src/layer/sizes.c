@@ -28,10 +28,6 @@ static size_t hidden_bytes(const moert_layer_sizes *s, moert_dtype type, size_t 
     return s->options->recompute_experts ? MOERT_NO_BUFFER : hidden(s, type, width) * sizeof(float);
 }
 
-static size_t global_bytes(const moert_layer_sizes *s) {
-    return s->choices->global_scales ? sizeof(float) : MOERT_NO_BUFFER;
-}
-
 static size_t shared_bytes(const moert_layer_sizes *s,
                            size_t (*floats)(const moert_glu_sizes *sizes)) {
     const moert_glu_sizes shared = moert_layer_shared_sizes(s);
@@ -55,10 +51,6 @@ static size_t shared_bytes(const moert_layer_sizes *s,
     X(gate.index, "indices of gates", rows_if(GATED, s, 1))                                        \
     X(gate.weight, "weights of gates", rows_if(GATED, s, 1))                                       \
     X(gate.lse, "log-sums of gates", rows_if(GATED, s, 1))                                         \
-    X(global[BLOCK_EXPERT_IN][0], "the global scale of x", global_bytes(s))                        \
-    X(global[BLOCK_EXPERT_IN][1], "the global scale of dv", global_bytes(s))                       \
-    X(global[BLOCK_EXPERT_OUT][0], "the global scale of h", global_bytes(s))                       \
-    X(global[BLOCK_EXPERT_OUT][1], "the global scale of dy", global_bytes(s))                      \
     X(shared_v, "v of shared experts", shared_bytes(s, moert_glu_v_floats))                        \
     X(shared_h, "h of shared experts", shared_bytes(s, moert_glu_h_floats))
 #define HIDDEN(X)                                                                                  \

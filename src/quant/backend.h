@@ -16,8 +16,6 @@
     X(quantize_amax, moert_quantize)                                                               \
     X(quantize, moert_quantize)                                                                    \
     X(dequantize, moert_quantize)                                                                  \
-    X(fake_quantize_amax, moert_fake_quantize)                                                     \
-    X(power_globals, moert_power_globals)                                                          \
     X(fake_quantize, moert_fake_quantize)                                                          \
     X(cast, moert_cast)                                                                            \
     X(swizzle, moert_scale_tiles)                                                                  \

@@ -21,19 +21,17 @@ static moert_status check_x(const moert_fake_quantize *op, moert_fake_quantize *
     MOERT_TRY(moert_to_int(groups->count, "groups of a rounded matrix", &narrow));
     if (groups->ends != NULL)
         MOERT_TRY(moert_check_buffer("ends", groups->ends, 1, groups->count, groups->count, 4));
-    if (full->how.rounding != MOERT_ROUNDING_NEAREST)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "fake quantization rounds to nearest, not as rounding %u",
-                          (unsigned)op->how.rounding);
+    if (full->how.rounding != MOERT_ROUNDING_NEAREST || full->how.nvfp4_rule != MOERT_NVFP4_TE)
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "fake quantization rounds to nearest by rule 0, not as rounding %u by rule "
+            "%u",
+            (unsigned)op->how.rounding, (unsigned)op->how.nvfp4_rule);
     if (op->x_type != MOERT_DTYPE_F32 && op->x_type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "rows are rounded from f32 or bf16, not from type %u",
                           (unsigned)op->x_type);
     return moert_check_buffer("x", op->x, groups->rows, op->columns, full->x_stride,
                               moert_dtype_bits(op->x_type) / 8);
-}
-
-static size_t globals_of(const moert_fake_quantize *op) {
-    return op->how.group_scales ? op->groups.count : 1;
 }
 
 /* Reports the bytes of x and of `results` results to the profile. */
@@ -44,37 +42,19 @@ static void report_work(const moert_fake_quantize *op, size_t results) {
                                     (moert_dtype_bits(op->x_type) / 8 + results * 2)));
 }
 
-moert_status moert_fake_quantize_amax(const moert_fake_quantize *op) {
-    moert_fake_quantize full;
-    MOERT_TRY(check_x(op, &full));
-    const size_t scales = globals_of(&full);
-    MOERT_TRY(moert_check_buffer("amax", full.amax, 1, scales, scales, sizeof(float)));
-    if (scales == 0)
-        return MOERT_OK;
-    report_work(&full, 0);
-    return moert_quant_backend_get()->fake_quantize_amax(&full);
-}
-
-moert_status moert_power_globals_run(const moert_power_globals *op) {
-    MOERT_TRY(moert_check_buffer("amax", op->amax, 1, op->count, op->count, sizeof(float)));
-    MOERT_TRY(moert_check_buffer("global scale", op->to, 1, op->count, op->count, sizeof(float)));
-    return op->count == 0 ? MOERT_OK : moert_quant_backend_get()->power_globals(op);
-}
-
 moert_status moert_fake_quantize_run(const moert_fake_quantize *op) {
     moert_fake_quantize full;
     MOERT_TRY(check_x(op, &full));
     const moert_groups *groups = &full.groups;
-    const size_t scales = globals_of(&full), n = full.columns, bytes = sizeof(uint16_t);
+    const size_t n = full.columns, bytes = sizeof(uint16_t);
     if (full.along != NULL)
         MOERT_TRY(moert_check_buffer("along", full.along, groups->rows, n, n, bytes));
     if (full.down != NULL)
         MOERT_TRY(moert_check_buffer("down", full.down, groups->rows, n, n, bytes));
     if (full.how.format == MOERT_FORMAT_NVFP4)
-        MOERT_TRY(
-            moert_check_buffer("global scale", full.global, 1, scales, scales, sizeof(float)));
+        MOERT_TRY(moert_check_buffer("amax", full.amax, 1, groups->rows, groups->rows, 4));
     else
-        full.global = NULL;
+        full.amax = NULL;
     if (groups->count == 0 || groups->rows == 0 || n == 0 ||
         (full.along == NULL && full.down == NULL))
         return MOERT_OK;

@@ -29,53 +29,15 @@ static size_t plan(const moert_device *device, const moert_choices *choices, moe
     return shape->groups * shape->n * shape->k * sizeof(uint16_t);
 }
 
-/* Makes the ends of the weight's groups, which have equally many rows. */
-static moert_status make_ends(moert_panels *panels) {
+static moert_status fill(moert_panels *panels, const moert_buffer *weight, moert_dtype type) {
     const moert_panels_shape *shape = &panels->shape;
-    if (panels->ends != NULL)
-        return MOERT_OK;
-    moert_buffer *ends;
-    MOERT_TRY(moert_buffer_create(moert_buffer_device(panels->buffer),
-                                  shape->groups * sizeof(uint32_t), &ends));
-    const moert_status status = moert_buffer_write_ends(shape->groups, shape->n, ends);
-    if (status == MOERT_OK)
-        panels->ends = ends;
-    else
-        moert_buffer_destroy(ends);
-    return status;
-}
-
-/* Dequantizes a weight. */
-static moert_status decode(moert_panels *panels, const moert_quantized *quantized) {
-    const moert_panels_shape *shape = &panels->shape;
-    if (quantized->transposed)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "a transposed weight cannot be prepacked for tensor cores");
-    MOERT_TRY(make_ends(panels));
-    const moert_quantize op = {
-        .size = sizeof op,
-        .how = {.format = quantized->format, .axis = quantized->axis, .group_scales = true},
-        .groups = {panels->ends, shape->groups, shape->groups * shape->n},
-        .columns = shape->k,
-        .x = panels->buffer,
-        .x_type = MOERT_DTYPE_BF16,
-        .q = (moert_buffer *)quantized->q,
-        .scale = (moert_buffer *)quantized->scale,
-        .global = (moert_buffer *)quantized->global,
-        .blocks = shape->groups * moert_ceil_div(shape->n, moert_format_block(quantized->format)),
-    };
-    return moert_decode_suits(&op, true) ? moert_decode(&op) : moert_portable_dequantize(&op);
-}
-
-static moert_status fill(moert_panels *panels, const moert_buffer *weight,
-                         const moert_quantized *quantized) {
-    const moert_panels_shape *shape = &panels->shape;
-    if (quantized != NULL)
-        return decode(panels, quantized);
+    const size_t n = shape->groups * shape->n * shape->k;
+    if (type == MOERT_DTYPE_BF16)
+        return moert_buffer_copy(weight, 0, panels->buffer, 0, n * sizeof(uint16_t));
     return moert_portable_cast(&(moert_cast){.size = sizeof(moert_cast),
                                              .from = MOERT_DTYPE_F32,
                                              .to = MOERT_DTYPE_BF16,
-                                             .n = shape->groups * shape->n * shape->k,
+                                             .n = n,
                                              .source = weight,
                                              .target = panels->buffer});
 }

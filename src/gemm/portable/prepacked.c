@@ -2,6 +2,7 @@
  * Only the CPU form prepacks: CPU caches replace the local copies that GEMMs make without
  * prepacking. */
 #include <stdio.h>
+#include <string.h>
 
 #include "args/gemm.h"
 #include "device/device.h"
@@ -75,8 +76,7 @@ void moert_gemm_program(const moert_device *device, moert_dtype type, const moer
         snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
 }
 
-static moert_status fill(moert_panels *panels, const moert_buffer *weight,
-                         const moert_quantized *quantized) {
+static moert_status fill(moert_panels *panels, const moert_buffer *weight, moert_dtype type) {
     static const char *const kernels[] = {"gemm_prepack_forward", "gemm_prepack_dgrad",
                                           "gemm_prepack_gated"};
     const moert_panels_shape *shape = &panels->shape;
@@ -85,13 +85,14 @@ static moert_status fill(moert_panels *panels, const moert_buffer *weight,
                              shape->groups, 1};
     const moert_panels_use layout = layout_of(panels);
     const size_t n = layout == MOERT_PANELS_GATED ? shape->n / 2 : shape->n;
+    const moert_quantized *const plain = NULL;
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, shape->type, panels, quantized, &panels->tile, spec);
-    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(weight, quantized),
+    moert_gemm_program(device, shape->type, panels, plain, &panels->tile, spec);
+    if (type == MOERT_DTYPE_BF16)
+        strcat(spec, " -DWEIGHT_BF16");
+    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(weight, plain),
                      MOERT_ARG(panels->buffer),
                      MOERT_ARGS(moert_gemm_args, .n = (int)n, .width = (int)n, .k = (int)shape->k,
-                                .axis = quantized != NULL ? (int)quantized->axis : 0,
-                                .transposed = quantized != NULL && quantized->transposed,
                                 .height = (int)height_of(panels), .panels = PANELS));
 }
 

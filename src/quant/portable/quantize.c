@@ -107,62 +107,20 @@ static moert_device *device_of(const moert_quantize *op) {
     return any != NULL ? moert_buffer_device(any) : NULL;
 }
 
-/* The maxima of x, for all rows or by group. */
-typedef struct maxima {
-    const moert_groups *groups;
-    const moert_buffer *x;
-    moert_buffer *amax;
-    size_t columns, x_stride;
-    bool bf16, by_group, hadamard;
-} maxima;
-
-static moert_status run_amax(const maxima *op) {
+moert_status moert_portable_quantize_amax(const moert_quantize *op) {
     moert_device *device = moert_buffer_device(op->amax);
-    const moert_groups *groups = op->groups;
+    const moert_groups *groups = &op->groups;
     const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, MOERT_AMAX_ROWS);
-    const size_t results = op->by_group ? groups->count : 1;
-    char spec[MOERT_SPEC_BYTES];
-    snprintf(spec, sizeof spec, "quant/amax -DX_BF16=%d", op->bf16);
-    add_aligned(device, op->columns | op->x_stride, spec);
+    const size_t results = op->how.group_scales ? groups->count : 1;
+    char spec[MOERT_SPEC_BYTES] = "quant/amax -DX_BF16=0";
+    add_aligned(device, op->columns, spec);
     MOERT_TRY(moert_buffer_clear(op->amax, 0, results * sizeof(float)));
     return MOERT_RUN(device, spec, "amax", ((moert_grid){op->columns > 0 ? blocks : 0, 1, 1}),
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->amax),
-                     MOERT_ARGS(moert_amax_args, .x_stride = op->x_stride,
+                     MOERT_ARGS(moert_amax_args, .x_stride = op->columns,
                                 .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
-                                .columns = (int)op->columns, .hadamard = op->hadamard,
-                                .group_scales = op->by_group));
-}
-
-moert_status moert_portable_quantize_amax(const moert_quantize *op) {
-    return run_amax(&(maxima){.groups = &op->groups,
-                              .x = op->x,
-                              .amax = op->amax,
-                              .columns = op->columns,
-                              .x_stride = op->columns,
-                              .by_group = op->how.group_scales,
-                              .hadamard = op->how.hadamard});
-}
-
-moert_status moert_portable_fake_quantize_amax(const moert_fake_quantize *op) {
-    return run_amax(&(maxima){.groups = &op->groups,
-                              .x = op->x,
-                              .amax = op->amax,
-                              .columns = op->columns,
-                              .x_stride = op->x_stride,
-                              .bf16 = op->x_type == MOERT_DTYPE_BF16,
-                              .by_group = op->how.group_scales});
-}
-
-/* Runs a kernel of kernels/quant/amax.cl that computes `count` global scales. */
-static moert_status run_globals(const char *kernel, const moert_buffer *amax, moert_buffer *whole,
-                                size_t count, moert_nvfp4_rule rule) {
-    return MOERT_RUN(moert_buffer_device(whole), "quant/amax -DX_BF16=0", kernel,
-                     ((moert_grid){1, 1, 1}), MOERT_ARG(amax), MOERT_ARG(whole),
-                     MOERT_ARGS(moert_amax_args, .count = (unsigned)count, .rule = (int)rule));
-}
-
-moert_status moert_portable_power_globals(const moert_power_globals *op) {
-    return run_globals("power_global", op->amax, op->to, op->count, 0);
+                                .columns = (int)op->columns, .hadamard = (int)op->how.hadamard,
+                                .group_scales = (int)op->how.group_scales));
 }
 
 static moert_quantize_args args_of(const moert_device *device, const moert_quantize *op,
@@ -193,7 +151,10 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     char spec[MOERT_SPEC_BYTES];
     moert_device *device = device_of(op);
     if (op->amax != NULL)
-        MOERT_TRY(run_globals("nvfp4_global", op->amax, op->global, scales, how->nvfp4_rule));
+        MOERT_TRY(MOERT_RUN(
+            device, "quant/amax -DX_BF16=0", "nvfp4_global", ((moert_grid){1, 1, 1}),
+            MOERT_ARG(op->amax), MOERT_ARG(op->global),
+            MOERT_ARGS(moert_amax_args, .count = (unsigned)scales, .rule = (int)how->nvfp4_rule)));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
     choose_program(device, "quant/quantize", op, spec);
@@ -203,6 +164,19 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
                      MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
                      MOERT_ARG(op->norm), MOERT_STRUCT(args));
+}
+
+/* op->amax = the largest magnitude of each row. */
+static moert_status measure_rows(const moert_fake_quantize *op) {
+    moert_device *device = moert_buffer_device(op->x);
+    char spec[MOERT_SPEC_BYTES];
+    snprintf(spec, sizeof spec, "quant/amax -DX_BF16=%d", op->x_type == MOERT_DTYPE_BF16);
+    add_aligned(device, op->columns | op->x_stride, spec);
+    return MOERT_RUN(device, spec, "row_amax",
+                     ((moert_grid){moert_ceil_div(op->groups.rows, MOERT_AMAX_ROWS), 1, 1}),
+                     MOERT_ARG(op->x), MOERT_ARG(op->amax),
+                     MOERT_ARGS(moert_amax_args, .x_stride = op->x_stride,
+                                .rows = (unsigned)op->groups.rows, .columns = (int)op->columns));
 }
 
 moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
@@ -218,14 +192,15 @@ moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
     snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d",
              op->x_type == MOERT_DTYPE_BF16, op->along != NULL, op->down != NULL);
     add_aligned(device, op->columns | op->x_stride, spec);
+    if (op->amax != NULL)
+        MOERT_TRY(measure_rows(op));
     const moert_argument args =
-        MOERT_ARGS(moert_quantize_args, .seed = how->seed, .x_stride = op->x_stride,
-                   .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
-                   .columns = (int)op->columns, .strip = STRIP, .group_scales = how->group_scales,
+        MOERT_ARGS(moert_quantize_args, .x_stride = op->x_stride, .groups = (unsigned)groups->count,
+                   .rows = (unsigned)groups->rows, .columns = (int)op->columns, .strip = STRIP,
                    .scale_rounding = (int)how->scale_rounding, .blocks = (unsigned)blocks);
     return MOERT_RUN(device, spec, "fake_quantize",
                      ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}),
-                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->global),
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->amax),
                      MOERT_ARG(op->along), MOERT_ARG(op->down), args);
 }
 

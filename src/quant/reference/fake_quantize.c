@@ -16,8 +16,6 @@ typedef struct job {
     uint32_t whole[1]; /* the value of `ends` if op has no groups */
     const uint32_t *ends;
     const void *x;
-    float *amax;
-    const float *global;
     uint16_t *along, *down;
 } job;
 
@@ -34,13 +32,27 @@ static void raise_to(float *amax, float x) {
         *amax = moert_float_quiet(fabsf(x));
 }
 
+/* NVFP4's global scale of rows [row, row + rows). */
+static float power_global(const job *j, size_t row, size_t rows) {
+    float amax = 0.0f;
+    int exponent; /* amax is m * 2^exponent with m in [1/2, 1); 2688 = 0.65625 * 2^12 */
+    for (size_t r = row; r < row + rows; r++)
+        for (size_t c = 0; c < j->op->columns; c++)
+            raise_to(&amax, x_at(j, r, c));
+    if (amax == 0.0f)
+        return 1.0f;
+    const double m =
+        frexp(isnan(amax) || amax > FLT_MAX ? (double)FLT_MAX : (double)amax, &exponent);
+    const int up = exponent - 12 + (m > 0.65625);
+    return ldexpf(1.0f, up > -126 ? up : -126);
+}
+
 /* Rounds the block of `count` elements that begins at (row, column) and lies along the row or,
  * with `down`, along the column. */
-static void round_block(const job *j, size_t group, size_t row, size_t column, size_t count,
+static void round_block(const job *j, float global, size_t row, size_t column, size_t count,
                         bool down) {
     const moert_quantizer *how = &j->op->how;
     const moert_dtype element = moert_format_element(how->format);
-    const float global = j->global != NULL ? j->global[how->group_scales ? group : 0] : 1.0f;
     float x[LARGEST_BLOCK], amax = 0.0f;
     for (size_t i = 0; i < count; i++) {
         x[i] = x_at(j, down ? row + i : row, down ? column : column + i);
@@ -49,76 +61,42 @@ static void round_block(const job *j, size_t group, size_t row, size_t column, s
     const moert_block_scale s = moert_block_scale_of(how, amax, NULL, global);
     const float scale = how->format == MOERT_FORMAT_FP8_BLOCK ? s.value
                         : how->format == MOERT_FORMAT_NVFP4
-                            ? moert_dtype_decode(MOERT_DTYPE_E4M3, s.code)
+                            ? moert_dtype_decode(MOERT_DTYPE_E4M3, s.code) * global
                             : moert_e8m0_decode((uint8_t)s.code);
     for (size_t i = 0; i < count; i++) {
         const float scaled = s.divides ? x[i] / s.first / s.second : x[i] * s.factor;
         const uint32_t code = s.zero ? 0 : moert_dtype_encode(element, scaled);
-        const float value = moert_float_quiet(moert_dtype_decode(element, code) * scale * global);
+        const float value = moert_float_quiet(moert_dtype_decode(element, code) * scale);
         const size_t at = (down ? row + i : row) * j->op->columns + (down ? column : column + i);
         (down ? j->down : j->along)[at] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, value);
     }
 }
 
-static void round_along(const job *j, size_t group, size_t row) {
+static void round_group(const job *j, size_t start, size_t end) {
     const size_t block = moert_format_block(j->op->how.format), columns = j->op->columns;
-    for (size_t c = 0; c < columns; c += block)
-        round_block(j, group, row, c, moert_min(block, columns - c), false);
-}
-
-static void round_group(const job *j, size_t group, size_t start, size_t end) {
-    const size_t block = moert_format_block(j->op->how.format), columns = j->op->columns;
-    for (size_t r = start; j->along != NULL && r < end; r++)
-        round_along(j, group, r);
-    for (size_t r = start; j->down != NULL && r < end; r += block)
+    const bool nvfp4 = j->op->how.format == MOERT_FORMAT_NVFP4;
+    for (size_t r = start; j->along != NULL && r < end; r++) {
+        const float global = nvfp4 ? power_global(j, r, 1) : 1.0f;
+        for (size_t c = 0; c < columns; c += block)
+            round_block(j, global, r, c, moert_min(block, columns - c), false);
+    }
+    for (size_t r = start; j->down != NULL && r < end; r += block) {
+        const size_t rows = moert_min(block, end - r);
+        const float global = nvfp4 ? power_global(j, r, rows) : 1.0f;
         for (size_t c = 0; c < columns; c++)
-            round_block(j, group, r, c, moert_min(block, end - r), true);
-}
-
-static void measure_group(const job *j, size_t group, size_t start, size_t end) {
-    float *amax = &j->amax[j->op->how.group_scales ? group : 0];
-    for (size_t r = start; r < end; r++)
-        for (size_t c = 0; c < j->op->columns; c++)
-            raise_to(amax, x_at(j, r, c));
-}
-
-/* Maps the buffers and visits the groups. */
-static moert_status each_group(const moert_fake_quantize *op, bool measures) {
-    job j = {.op = op, .whole = {(uint32_t)op->groups.rows}};
-    const size_t maxima = op->how.group_scales ? op->groups.count : 1;
-    moert_mapping maps;
-    MOERT_TRY(MOERT_MAP(&maps, {op->groups.ends, &j.ends}, {op->x, &j.x}, {op->amax, &j.amax},
-                        {op->global, &j.global}, {op->along, &j.along}, {op->down, &j.down}));
-    if (j.ends == NULL)
-        j.ends = j.whole;
-    const moert_status status = moert_check_ends(&op->groups, j.ends);
-    for (size_t i = 0; measures && i < maxima; i++)
-        j.amax[i] = 0.0f;
-    for (size_t g = 0, start = 0; status == MOERT_OK && g < op->groups.count; start = j.ends[g++])
-        (measures ? measure_group : round_group)(&j, g, start, j.ends[g]);
-    return moert_unmap_all(&maps, status);
+            round_block(j, global, r, c, rows, true);
+    }
 }
 
 moert_status moert_reference_fake_quantize(const moert_fake_quantize *op) {
-    return each_group(op, false);
-}
-
-moert_status moert_reference_fake_quantize_amax(const moert_fake_quantize *op) {
-    return each_group(op, true);
-}
-
-moert_status moert_reference_power_globals(const moert_power_globals *op) {
+    job j = {.op = op, .whole = {(uint32_t)op->groups.rows}};
     moert_mapping maps;
-    const float *amax;
-    float *to;
-    MOERT_TRY(MOERT_MAP(&maps, {op->amax, &amax}, {op->to, &to}));
-    for (size_t i = 0; i < op->count; i++) {
-        int exponent; /* a finite amax is m * 2^exponent with m in [1/2, 1); 2688 = 0.65625 * 2^12 */
-        const double m = frexp(fmin((double)amax[i], (double)FLT_MAX), &exponent);
-        const int up = exponent - 12 + (m > 0.65625);
-        to[i] = isnan(amax[i])    ? moert_float_quiet(amax[i])
-                : amax[i] == 0.0f ? 1.0f
-                                  : ldexpf(1.0f, up > -126 ? up : -126);
-    }
-    return moert_unmap_all(&maps, MOERT_OK);
+    MOERT_TRY(MOERT_MAP(&maps, {op->groups.ends, &j.ends}, {op->x, &j.x}, {op->along, &j.along},
+                        {op->down, &j.down}));
+    if (j.ends == NULL)
+        j.ends = j.whole;
+    const moert_status status = moert_check_ends(&op->groups, j.ends);
+    for (size_t g = 0, start = 0; status == MOERT_OK && g < op->groups.count; start = j.ends[g++])
+        round_group(&j, start, j.ends[g]);
+    return moert_unmap_all(&maps, status);
 }

@@ -34,7 +34,7 @@ static void raise_to_powers(moert_buffer *amax, size_t count) {
     float *values = download_floats(amax, count);
     for (size_t i = 0; i < count; i++) {
         float raised = 2688.0f;
-        while (raised > values[i])
+        while (raised / 2 >= values[i])
             raised /= 2;
         while (raised < values[i])
             raised *= 2;

@@ -1,9 +1,8 @@
 // run: check=1 all=1san
-/* Prepacked weights: they are filled from quantized weights, and are created when they save
+/* Prepacked weights: they are filled from float32 and bf16 weights, and are created when they save
  * time. */
 #include "gemm/backend.h"
 #include "support/gemm/gemm.h"
-#include "support/quant/quantized.h"
 
 enum { GROUPS = 3 };
 
@@ -25,94 +24,51 @@ static float *read_floats(const moert_buffer *buffer, size_t count) {
     return values;
 }
 
-/* ---- from quantized weights ---- */
+/* ---- from bf16 weights ---- */
 
-/* A quantized weight [G,N,K], and its values as float32. */
-typedef struct weight {
-    size_t n, k;
-    moert_quantized quantized;
-    moert_buffer *values;
-} weight;
-
-/* Returns values of all magnitudes; one is infinity and one is NaN. */
+/* Returns values of all magnitudes that bf16 holds; one is infinity and one is NaN. */
 static float *random_weight(size_t rows, size_t columns) {
     float *x = random_floats(rows * columns, 1.0f, rows);
     for (size_t i = 0; i < rows * columns; i++)
         x[i] = ldexpf(x[i], (int)(i / 7 % 40) - 20);
     x[columns] = INFINITY;
     x[rows * columns - 1] = NAN;
+    round_all(x, rows * columns, MOERT_DTYPE_BF16);
     return x;
 }
 
-static float *transpose_groups(const float *x, size_t rows, size_t columns) {
-    float *transposed = test_alloc(GROUPS * rows * columns * sizeof *transposed);
-    for (size_t r = 0; r < GROUPS * rows; r++)
-        for (size_t c = 0; c < columns; c++)
-            transposed[(r / rows * columns + c) * rows + r % rows] = x[r * columns + c];
-    return transposed;
-}
-
-static weight make_weight(moert_format format, moert_axis axis, bool transposed, size_t n,
-                          size_t k) {
-    const bool nvfp4 = format == MOERT_FORMAT_NVFP4;
-    const size_t rows = transposed ? k : n, columns = transposed ? n : k;
-    const uint32_t ends[GROUPS] = {(uint32_t)rows, (uint32_t)(2 * rows), (uint32_t)(3 * rows)};
-    const moert_quantizer how = {
-        .size = sizeof how, .format = format, .axis = axis, .group_scales = nvfp4};
-    float *x = random_weight(GROUPS * rows, columns);
-    const matrix m = {x, GROUPS * rows, columns, ends, GROUPS};
-    quantized z = quantize("portable", &how, &m);
-    return (weight){
-        n,
-        k,
-        {.format = format,
-         .axis = axis,
-         .transposed = transposed,
-         .q = upload(z.q, z.q_bytes),
-         .scale = upload(z.scale, z.scale_bytes),
-         .global = nvfp4 ? upload_floats(z.global, z.globals) : NULL},
-        upload_floats(transposed ? transpose_groups(z.back, rows, columns) : z.back, z.elements)};
-}
-
-static void check_weight(const weight *w, moert_panels_use use, moert_dtype type) {
-    const moert_panels_shape shape = {GROUPS, w->n, w->k, use, type};
+static void check_weight(size_t n, size_t k, moert_panels_use use, moert_dtype type) {
+    const moert_panels_shape shape = {GROUPS, n, k, use, type};
+    const float *x = random_weight(GROUPS * n, k);
     moert_panels *want = create(&shape), *got = create(&shape);
     if (want != NULL) {
         const size_t floats = moert_panels_bytes(want) / sizeof(float);
-        ASSERT_OK(moert_panels_fill(want, w->values));
-        ASSERT_OK(moert_panels_fill_quantized(got, &w->quantized));
+        ASSERT_OK(moert_panels_fill(want, upload_floats(x, GROUPS * n * k)));
+        ASSERT_OK(moert_panels_fill_as(got, upload_as(x, GROUPS * n * k, MOERT_DTYPE_BF16),
+                                       MOERT_DTYPE_BF16));
         float *a = read_floats(got->buffer, floats), *b = read_floats(want->buffer, floats);
-        assert_same_bits(moert_format_name(w->quantized.format), a, b, floats);
+        assert_same_bits("panels", a, b, floats);
     }
     moert_panels_destroy(want);
     moert_panels_destroy(got);
 }
 
-TEST(test_quantized_weights_and_their_values_fill_the_same_panels) {
-    static const size_t sizes[][2] = {{37, 67}, {64, 160}, {1, 33}};
-    for (int f = 0; moert_format_name((moert_format)f) != NULL; f++)
-        for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++)
-            for (size_t i = 0; i < 6; i++) {
-                weight w = make_weight((moert_format)f, (moert_axis)axis, i % 2 == 1,
-                                       sizes[i / 2][0], sizes[i / 2][1]);
-                for (size_t j = 0; j < 4; j++)
-                    check_weight(&w, j % 2 == 0 ? MOERT_PANELS_FORWARD : MOERT_PANELS_DGRAD,
-                                 types[j / 2]);
-            }
+TEST(test_bf16_weights_and_their_values_fill_the_same_panels) {
+    static const size_t sizes[][2] = {{38, 67}, {64, 160}, {2, 33}};
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
+        for (int use = 0; use < MOERT_PANELS_USES; use++)
+            for (size_t j = 0; j < MOERT_COUNT(types); j++)
+                check_weight(sizes[i][0], sizes[i][1], (moert_panels_use)use, types[j]);
 }
 
-TEST(test_quantized_weights_in_buffers_that_are_too_small_are_refused) {
+TEST(test_weights_in_buffers_that_are_too_small_are_refused) {
     const moert_panels_shape shape = {GROUPS, 32, 64, MOERT_PANELS_FORWARD, MOERT_DTYPE_F32};
-    weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
     moert_panels *panels = create(&shape);
     moert_buffer *small = test_buffer(4);
-    for (size_t i = 0; i < 3 && panels != NULL; i++) {
-        static const char *const names[] = {"q has 4 bytes", "scale has 4", "global scale has 4"};
-        moert_quantized cut = w.quantized;
-        *(i == 0 ? &cut.q : i == 1 ? &cut.scale : &cut.global) = small;
-        ASSERT_FAILS(moert_panels_fill_quantized(panels, &cut), MOERT_ERROR_USAGE, names[i]);
-    }
-    ASSERT_OK(moert_panels_fill_quantized(NULL, &w.quantized));
+    for (size_t i = 0; i < MOERT_COUNT(types) && panels != NULL; i++)
+        ASSERT_FAILS(moert_panels_fill_as(panels, small, types[i]), MOERT_ERROR_USAGE,
+                     "weight has 4 bytes");
+    ASSERT_OK(moert_panels_fill_as(NULL, small, MOERT_DTYPE_BF16));
     moert_panels_destroy(panels);
 }
 

@@ -1,0 +1,59 @@
+/*
+ * Included by fake_quantize.cl in the CPU form: rounds rows in blocks along them. The scales of 16
+ * rows are computed at once, one in each lane.
+ */
+
+/* Lanes 2 n i to 2 n i + n - 1 of a, then the same lanes of b, alternating in runs of n lanes; HIGH:
+ * the lanes between. */
+#define LOW_1(a, b)                                                                                \
+    __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#define HIGH_1(a, b)                                                                               \
+    __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
+#define LOW_2(a, b)                                                                                \
+    __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+#define HIGH_2(a, b)                                                                               \
+    __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+#define LOW_4(a, b)                                                                                \
+    __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+#define HIGH_4(a, b)                                                                               \
+    __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
+#define LOW_8(a, b)                                                                                \
+    __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+#define HIGH_8(a, b)                                                                               \
+    __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
+#define HALVE(v, count, n)                                                                         \
+    UNROLL_FOR(int i = 0; i < count; i++)                                                          \
+    v[i] = max(LOW_##n(v[2 * i], v[2 * i + 1]), HIGH_##n(v[2 * i], v[2 * i + 1]))
+
+/* Lane r of the result is the largest lane of v[r]. v is overwritten. */
+static inline uvec largest_lanes(uvec v[VEC]) {
+    HALVE(v, 8, 1);
+    HALVE(v, 4, 2);
+    HALVE(v, 2, 4);
+    HALVE(v, 1, 8);
+    return v[0];
+}
+
+/* Rounds the blocks at `column` of up to 16 rows from `row` on, of which `rows` exist. */
+static inline void round_along(const job *j, global const void *x, global const uint *amax,
+                               uint row, uint rows, int column, int n, global ushort *along) {
+    vec step[VEC][WIDE];
+    uvec most[VEC];
+    float factor[VEC], scale[VEC];
+    for (uint r = 0; r < VEC; r++) {
+        const ulong at = (row + min(r, rows - 1)) * j->args.x_stride + column;
+        most[r] = 0;
+        UNROLL_FOR(int i = 0; i < WIDE; i++) {
+            step[r][i] =
+                n > i * VEC ? floats_of(load_x_as(x, at + i * VEC, n - i * VEC)) : (vec)0.0f;
+            most[r] = larger_bits(most[r], step[r][i]);
+        }
+    }
+    const value_scale s = find_scale(j, largest_lanes(most), row_bits(amax, row, rows), false);
+    const bool plain = is_plain(s.scale);
+    vstore_part(s.factor, 0, factor);
+    vstore_part(s.scale, 0, scale);
+    for (uint r = 0; r < rows; r++)
+        store_along(j, (value_scale){(vec)factor[r], (vec)scale[r]}, step[r], plain, row + r,
+                    column, n, along);
+}
