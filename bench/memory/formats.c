@@ -73,7 +73,6 @@ static moert_fake_quantize fake_of(const bench_memory *b) {
         .columns = b->of.hidden,
         .x = bf16 ? b->out[0] : b->in[0],
         .x_type = bf16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
-        .amax = b->out[1],
         .along = axis != MOERT_AXIS_COLUMN ? b->out[2] : NULL,
         .down = axis == MOERT_AXIS_COLUMN ? b->out[2]
                 : axis == MOERT_AXIS_TILE ? b->out[4]
@@ -115,20 +114,6 @@ static float element_of(const bench_memory *b, size_t at) {
     return b->of.how.bf16_rows ? rounded(MOERT_DTYPE_BF16, x) : x;
 }
 
-/* The global scale that fake quantization gives to an element: a power of two from the largest
- * magnitude of its row, or of the rows of its block. */
-static float global_of(const bench_memory *b, size_t at) {
-    const size_t width = b->of.hidden, row = at / width;
-    const bool down = b->of.how.axis == MOERT_AXIS_COLUMN;
-    const size_t top = down ? row - row % 16 : row, rows = down ? 16 : 1;
-    float amax = 0.0f, power = 0x1p-126f;
-    for (size_t i = top * width; i < (top + rows) * width; i++)
-        amax = fmaxf(amax, fabsf(element_of(b, i)));
-    while (power * 2688.0f < amax)
-        power *= 2;
-    return power;
-}
-
 /* The largest magnitude of the block that contains an element. */
 static float block_amax(const bench_memory *b, size_t row, size_t column) {
     const bench_how *how = &b->of.how;
@@ -153,9 +138,8 @@ static double quantized(const bench_memory *b, size_t at) {
     if (format == MOERT_FORMAT_FP8_BLOCK)
         return (double)(amax / largest) * (double)rounded(element, x / (amax / largest));
     if (format == MOERT_FORMAT_NVFP4) {
-        const float global = b->of.how.own_globals ? global_of(b, at) : GLOBAL;
-        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / global * (1.0f / largest)));
-        return (double)(scale * global) * (double)rounded(element, x * (1.0f / (scale * global)));
+        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / GLOBAL * (1.0f / largest)));
+        return (double)(scale * GLOBAL) * (double)rounded(element, x * (1.0f / (scale * GLOBAL)));
     }
     /* the scale is the smallest power of two with which the block's largest magnitude is in
      * range */
@@ -249,9 +233,8 @@ static const bench_case cases[] = {
     CASE("fake-quantize MXFP8 both", fake, MXFP8_E4M3, TILE),
     CASE("fake-quantize MXFP8 bf16", fake, MXFP8_E4M3, ROW, .bf16_rows = true),
     CASE("fake-quantize MXFP8 bf16 columns", fake, MXFP8_E4M3, COLUMN, .bf16_rows = true),
-    CASE("fake-quantize NVFP4 both", fake, NVFP4, TILE, .own_globals = true),
-    CASE("fake-quantize NVFP4 bf16", fake, NVFP4, ROW, .bf16_rows = true, .own_globals = true),
-    CASE("fake-quantize NVFP4 bf16 columns", fake, NVFP4, COLUMN, .bf16_rows = true,
-         .own_globals = true),
+    CASE("fake-quantize NVFP4 both", fake, NVFP4, TILE),
+    CASE("fake-quantize NVFP4 bf16", fake, NVFP4, ROW, .bf16_rows = true),
+    CASE("fake-quantize NVFP4 bf16 columns", fake, NVFP4, COLUMN, .bf16_rows = true),
 };
 const bench_cases bench_format_cases = {cases, MOERT_COUNT(cases)};

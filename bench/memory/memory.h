@@ -12,7 +12,6 @@ typedef struct bench_how {
     moert_axis axis;
     moert_dtype type; /* dtype of quantized, dequantized or cast values */
     bool bf16_rows;   /* fake quantization reads bf16 rows */
-    bool own_globals; /* fake quantization computes NVFP4's global scales */
     bool heads;       /* norms over heads instead of whole rows */
     bool added;       /* the kernel adds to the old value of its result */
     bool large;       /* the router has T K tokens, or the loss has large_vocabulary */

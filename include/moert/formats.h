@@ -130,9 +130,11 @@ typedef struct moert_quantizer {
  *   BF16   to nearest even. GEMMs on tensor cores also round the two results that the GLU's
  *          backward reads, unless experts have biases
  *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the reduction index
- *   NVFP4  NVFP4, TE, in blocks along the reduction index. Each expert's weight has one global
- *          scale. An activation has one global scale for the rows of all ranks
- * In BF16 and MXFP8, devices may treat operands and sums below 2^-126 as 0.
+ *   NVFP4  E2M1 in blocks of 16 along the reduction index. A block's scale is its amax / 6, rounded
+ *          to the 3 mantissa bits of E4M3, without the limits of E4M3's exponents. So there is no
+ *          global scale, and a row's values do not depend on other rows
+ * In MXFP8 and NVFP4, the rows between the GEMMs are kept as with BF16.
+ * With all three, devices may treat operands and sums below 2^-126 as 0.
  */
 typedef enum moert_precision {
     MOERT_PRECISION_F32,

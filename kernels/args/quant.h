@@ -21,13 +21,12 @@ enum {
 enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
 
 typedef struct moert_amax_args {
-    args_u64 x_stride;
     args_u32 groups, rows;
     args_i32 columns, hadamard, group_scales;
     args_u32 count;
     args_i32 rule;
 } moert_amax_args;
-MOERT_ARGS_LAYOUT(moert_amax_args, rule, 32, 40)
+MOERT_ARGS_LAYOUT(moert_amax_args, rule, 24, 28)
 
 typedef struct moert_scales_args {
     args_u32 groups, rows, width;

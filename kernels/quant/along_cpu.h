@@ -35,8 +35,8 @@ static inline uvec largest_lanes(uvec v[VEC]) {
 }
 
 /* Rounds the blocks at `column` of up to 16 rows from `row` on, of which `rows` exist. */
-static inline void round_along(const job *j, global const void *x, global const uint *amax,
-                               uint row, uint rows, int column, int n, global ushort *along) {
+static inline void round_along(const job *j, global const void *x, uint row, uint rows, int column,
+                               int n, global ushort *along) {
     vec step[VEC][WIDE];
     uvec most[VEC];
     float factor[VEC], scale[VEC];
@@ -49,7 +49,7 @@ static inline void round_along(const job *j, global const void *x, global const 
             most[r] = larger_bits(most[r], step[r][i]);
         }
     }
-    const value_scale s = find_scale(j, largest_lanes(most), row_bits(amax, row, rows), false);
+    const value_scale s = find_scale(j, largest_lanes(most), false);
     const bool plain = is_plain(s.scale);
     vstore_part(s.factor, 0, factor);
     vstore_part(s.scale, 0, scale);

@@ -27,10 +27,9 @@ static inline void collect_largest(uint most[HELD]) {
     }
 }
 
-static inline void round_along(const job *j, global const uint *amax, const vec held[HELD], part p,
-                               int column, global ushort *along, local float *row_group) {
+static inline void round_along(const job *j, const vec held[HELD], part p, int column,
+                               global ushort *along, local float *row_group) {
     const uint block = item_index() / LANES * LANES; /* the first item of this item's block */
-    const uint own = first_held() + item_index() % LANES / SPREAD * KEPT; /* first kept row */
     uint most[HELD];
     float factors[PART], scales[PART];
     UNROLL_FOR(uint r = 0; r < HELD; r++) {
@@ -42,9 +41,7 @@ static inline void round_along(const job *j, global const uint *amax, const vec 
     const uvec kept = KEPT > 2   ? (uvec)(most[0], most[1], most[2], most[3])
                       : KEPT > 1 ? (uvec)(most[0], most[1], most[0], most[1])
                                  : (uvec)most[0];
-    const uint first = min(own, p.rows - 1);
-    const value_scale kept_scale =
-        find_scale(j, kept, row_bits(amax, p.row + first, p.rows - first), KEPT == 1);
+    const value_scale kept_scale = find_scale(j, kept, KEPT == 1);
     vstore_part(kept_scale.factor, 0, factors);
     vstore_part(kept_scale.scale, 0, scales);
     UNROLL_FOR(uint r = 0; r < HELD; r++) {

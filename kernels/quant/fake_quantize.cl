@@ -6,8 +6,8 @@
  *   along[M,N]   blocks of BLOCK columns of a row       (ROW of quantize.cl)
  *   down[M,N]    blocks of BLOCK rows of a group        (COLUMN of quantize.cl)
  *
- * NVFP4's global scales are powers of two, from amax[M], the largest magnitude of each row: one for
- * a row (along), one for the rows of a block (down).
+ * NVFP4's block scales keep the 3 mantissa bits of E4M3, but have the range of float32, as with a
+ * global scale for each block that is a power of two.
  *
  * x has rows args.x_stride elements apart; results are dense. A
  * work-group rounds `strip` columns, a multiple of 128, of one row block of a group; on GPUs
@@ -37,29 +37,21 @@
 #define WIDE (SPAN / VEC) /* vectors of a row that are rounded at a time */
 
 /* The scales of a vec of columns or of rows, or one scale in all lanes. Elements are x * factor, or
- * x / scale in FP8_BLOCK; values are elements times `scale`, which includes a global scale. */
+ * x / scale in FP8_BLOCK; values are elements times `scale`. */
 typedef struct value_scale {
     vec factor, scale;
 } value_scale;
 
-/* The largest magnitude of a row, or of a block's rows, divided by 2688 and rounded up to a power of
- * two from 2^-126 on; 1 for 0. 2688 = 2^11 * (1 + 0x280000 / 2^23). */
-static inline vec power_global(uvec amax) {
-    const uvec u = min(amax, (uvec)0x7F7FFFFFu);
-    const uvec exponent = (u >> 23) + ((u & 0x7FFFFFu) > 0x280000u ? (uvec)1 : (uvec)0);
-    return as_vec(u == 0u ? (uvec)0x3F800000u : (max(exponent, (uvec)12) - 11u) << 23);
-}
-
-/* The scale of blocks from their largest magnitude bits, and from those of their rows. `one`: all
- * lanes belong to one block. A power of two as global scale changes nothing but the exponents. */
-static inline value_scale find_scale(const job *j, uvec largest, uvec row_largest, bool one) {
-    const shared none = {0.0f, 1.0f, 0.0f};
+/* The scale of blocks from their largest magnitude bits. `one`: all lanes belong to one block. */
+static inline value_scale find_scale(const job *j, uvec largest, bool one) {
 #if SCALE == 1
-    const vec global_scale = power_global(row_largest);
-    const vec inverse = as_vec((254u << 23) - as_uvec(global_scale));
-    const scaling s = make_scale(j, none, as_uvec(largest_of(largest) * inverse), one);
-    return (value_scale){s.factor * inverse, decode_scale(s.code, one) * global_scale};
+    const uvec finite = largest > 0x7F800000u ? (uvec)QUIET : min(largest, (uvec)0x7F7FFFFFu);
+    const uvec t = as_uvec(as_vec(finite) * (1.0f / 6.0f));
+    const uvec rounded = (t + 0x7FFFFu + ((t >> 20) & 1u)) & 0xFFF00000u;
+    const vec scale = as_vec(t > 0x7F800000u ? (uvec)QUIET : t < 0x00800000u ? (uvec)0 : rounded);
+    return (value_scale){scale == 0.0f ? (vec)0.0f : 1.0f / scale, scale};
 #else
+    const shared none = {0.0f, 1.0f, 0.0f};
     const scaling s = make_scale(j, none, largest, one);
     return (value_scale){s.factor, SCALE == 0 ? decode_e8m0(s.code) : s.first};
 #endif
@@ -99,16 +91,6 @@ static inline void store_values(const job *j, vec values, bool plain, global ush
     store_shorts(plain ? as_uvec(values) >> 16 : encode(values, DTYPE_BF16), to, n);
 }
 
-/* The largest magnitude bits of rows `row` + lane, of which `rows` exist; 0 without global scales. */
-static inline uvec row_bits(global const uint *amax, uint row, uint rows) {
-    uint bits[PART];
-    if (SCALE != 1)
-        return 0;
-    for (int i = 0; i < PART; i++)
-        bits[i] = amax[row + min((uint)i, rows - 1)];
-    return vload_part(0, bits);
-}
-
 /* Rounds WIDE vectors of a row in blocks along it. */
 static inline void store_along(const job *j, value_scale s, const vec x[WIDE], bool plain, uint row,
                                int column, int n, global ushort *along) {
@@ -122,32 +104,24 @@ static inline void store_along(const job *j, value_scale s, const vec x[WIDE], b
 #include "quant/along_warp.h"
 #else
 /* Rounds the held rows along rows; the row group's items call together. */
-static inline void round_along(const job *j, global const uint *amax, const vec held[HELD], part p,
-                               int column, global ushort *along, local float *row_group) {
+static inline void round_along(const job *j, const vec held[HELD], part p, int column,
+                               global ushort *along, local float *row_group) {
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
-        const uint line = first_held() + r, row = p.row + min(line, p.rows - 1);
+        const uint line = first_held() + r;
         const uvec largest = block_largest(larger_bits(0, held[r]), BLOCK / PART, row_group);
-        const value_scale s = find_scale(j, largest, SCALE == 1 ? (uvec)amax[row] : 0u, true);
-        store_along(j, s, &held[r], is_plain(s.scale), row, column,
+        const value_scale s = find_scale(j, largest, true);
+        store_along(j, s, &held[r], is_plain(s.scale), p.row + line, column,
                     line < p.rows ? p.last - column : 0, along);
     }
 }
 #endif
 
-/* The largest magnitude bits of a block's rows. */
-static inline uint block_bits(global const uint *amax, part p) {
-    uint most = 0;
-    for (uint r = 0; SCALE == 1 && r < p.rows; r++)
-        most = max(most, amax[p.row + r]);
-    return most;
-}
-
 /* Rounds the held rows of a block, one block in each column; all row groups call together. */
-static inline void round_down(const job *j, uint row_largest, const vec held[HELD], part p,
-                              int column, global ushort *down, local uvec (*peaks)[MOERT_ITEMS]) {
+static inline void round_down(const job *j, const vec held[HELD], part p, int column,
+                              global ushort *down, local uvec (*peaks)[MOERT_ITEMS]) {
     uvec largest = 0;
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = larger_bits(largest, held[r]);
-    const value_scale s = find_scale(j, largest_of_groups(largest, peaks), row_largest, false);
+    const value_scale s = find_scale(j, largest_of_groups(largest, peaks), false);
     const bool plain = is_plain(s.scale);
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
         const uint line = first_held() + r, row = p.row + line;
@@ -171,25 +145,24 @@ static inline void hold_rows(vec held[HELD], const loaded own[HELD]) {
 }
 
 KERNEL_OF(ROW_GROUPS)
-void fake_quantize(global const uint *ends, global const void *x, global const uint *amax,
-                   global ushort *along, global ushort *down, moert_quantize_args args) {
+void fake_quantize(global const uint *ends, global const void *x, global ushort *along,
+                   global ushort *down, moert_quantize_args args) {
     ROW_GROUP_OF(ROW_GROUPS);
     PEAKS;
     const job job_ = {ends, 0, 0, 0, 0, 0, 0, args}, *j = &job_;
     const part p = find_part(ends, &args, COLUMN);
     if (p.rows == 0)
         return;
-    const uint row_largest = block_bits(amax, p);
     vec held[HELD];
     loaded own[HELD];
 #if MOERT_ITEMS == 1
     for (uint r = 0; ALONG && r < p.rows; r += VEC)
         for (int c = p.first; c < p.last; c += SPAN)
-            round_along(j, x, amax, p.row + r, min(p.rows - r, (uint)VEC), c, p.last - c, along);
+            round_along(j, x, p.row + r, min(p.rows - r, (uint)VEC), c, p.last - c, along);
     for (int c = p.first; DOWN && c < p.last; c += VEC) {
         load_rows(j, x, own, p, c);
         hold_rows(held, own);
-        round_down(j, row_largest, held, p, c, down, peaks);
+        round_down(j, held, p, c, down, peaks);
     }
 #else
     if (LOADS_AHEAD)
@@ -201,10 +174,10 @@ void fake_quantize(global const uint *ends, global const void *x, global const u
         if (LOADS_AHEAD)
             load_rows(j, x, own, p, c + VEC);
 #if ALONG
-        round_along(j, amax, held, p, c, along, row_group[row_group_index()]);
+        round_along(j, held, p, c, along, row_group[row_group_index()]);
 #endif
 #if DOWN
-        round_down(j, row_largest, held, p, c, down, peaks);
+        round_down(j, held, p, c, down, peaks);
 #endif
     }
 #endif

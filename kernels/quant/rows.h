@@ -1,5 +1,5 @@
 /*
- * Included by amax.cl and fake_quantize.cl after formats.h: rows in float32 or bf16, and largest
+ * Included by fake_quantize.cl after formats.h: rows in float32 or bf16, and largest
  * magnitudes. Required: X_BF16 (0 rows are float32, 1 bf16).
  */
 #ifndef X_BF16

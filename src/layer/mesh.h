@@ -21,8 +21,7 @@
     X(DENSE, "received rows in float32")          /* [M,H]; also results in a window's layout */   \
     X(WIRE, "rows for the wire")                  /* quantizers also write payloads here */        \
     X(SCALES, "scales of payloads")                                                                \
-    X(AMAX, "largest magnitudes of rows") /* [M or L N] */                                         \
-    X(ENDS, "ends of experts' weights")   /* uint32 [L] */                                         \
+    X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
     X(DOWN_IN, "gradients of v rounded down columns")                                              \
     X(DOWN_OUT, "gradients of y rounded down columns")                                             \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \

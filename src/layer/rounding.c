@@ -23,9 +23,6 @@ void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCH
     if (!c->copies_in_order)
         moert_scratch_need(floats, MOERT_SCRATCH_WIRE,
                            moert_operand_floats(c->operand, experts * 2 * i * h));
-    if (c->format == MOERT_FORMAT_NVFP4)
-        moert_scratch_need(floats, MOERT_SCRATCH_AMAX,
-                           moert_max(moert_max(s->rows, experts * moert_max(2 * i, h)), 1));
 }
 
 /* Makes the copy of a rounded weight `values`, bf16 [L,N,K], for one use: prepacks it or, where
@@ -60,13 +57,6 @@ static moert_status make_copies(moert_mesh *mesh, moert_rounded *rounded,
     return MOERT_OK;
 }
 
-/* Sets the memory for the magnitudes of rows, which NVFP4 needs. */
-static moert_status take_amax(moert_mesh *mesh, moert_fake_quantize *op) {
-    return op->how.format == MOERT_FORMAT_NVFP4
-               ? moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, op->groups.rows, &op->amax)
-               : MOERT_OK;
-}
-
 static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
     const size_t experts = layer->local_experts;
     const moert_gemm forward = {
@@ -87,7 +77,6 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
                               .groups = {ends, experts, experts * n},
                               .columns = k,
                               .x = layer->block[block]->tensor[EXPERT_WEIGHT].weight};
-    MOERT_TRY(take_amax(mesh, &op));
     return make_copies(mesh, rounded, use, &op);
 }
 
@@ -155,7 +144,6 @@ static moert_status quantize_rows(const moert_pass *pass, const moert_gemm *gemm
     }
     op->along = wgrad ? NULL : rows->buffer;
     op->down = wgrad ? rows->buffer : down;
-    MOERT_TRY(take_amax(pass->layer->mesh, op));
     return moert_fake_quantize_run(op);
 }
 

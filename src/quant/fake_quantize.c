@@ -51,10 +51,6 @@ moert_status moert_fake_quantize_run(const moert_fake_quantize *op) {
         MOERT_TRY(moert_check_buffer("along", full.along, groups->rows, n, n, bytes));
     if (full.down != NULL)
         MOERT_TRY(moert_check_buffer("down", full.down, groups->rows, n, n, bytes));
-    if (full.how.format == MOERT_FORMAT_NVFP4)
-        MOERT_TRY(moert_check_buffer("amax", full.amax, 1, groups->rows, groups->rows, 4));
-    else
-        full.amax = NULL;
     if (groups->count == 0 || groups->rows == 0 || n == 0 ||
         (full.along == NULL && full.down == NULL))
         return MOERT_OK;

@@ -3,15 +3,14 @@
  * GEMMs, in one pass. The results are those of moert_quantize_run followed by moert_dequantize_run
  * to bf16, whose payload and scales are not stored.
  *
- * An E2M1 or E4M3 value times its block's scale is exact in bf16, and so is its product with a
- * global scale that is a power of two. So NVFP4 operands here have the global scales
+ * An E2M1 or E4M3 value times its block's scale is exact in bf16. With NVFP4 the scale is
  *
- *   G = A / 2688, rounded up to a power of two from 2^-126 on; 1 if A is 0
+ *   amax * f32(1/6), rounded to a float32 with 3 mantissa bits, to nearest even; 0 below 2^-126
  *
- * where A is the largest magnitude of the row (`along`), or of the rows of the block (`down`). A row
- * then has the same values on whatever rank it is, without a maximum over all ranks. Sums of
- * products need no factor, and add up over parts of the rows. With the published G = A / 2688, block
- * scales could be larger by a factor below 2.
+ * where amax is the block's. This is E4M3's rounding without E4M3's limits, so no global scale is
+ * needed: the values are those of NVFP4 with any power of two as global scale for which the block's
+ * scale is neither subnormal nor too large. A row then has the same values whatever rank it is on,
+ * without a maximum over all ranks, and sums of products need no factor.
  *
  * The call enqueues and returns; it is not collective. Errors: ERROR_USAGE (a buffer is missing
  * or too small), ERROR_UNSUPPORTED (a count of 2^31 or more, another
@@ -29,11 +28,10 @@ typedef struct moert_fake_quantize {
     const moert_buffer *x; /* [M,N] of x_type (F32 or BF16) at x_stride elements (0: dense) */
     moert_dtype x_type;
     size_t x_stride;
-    moert_buffer *amax;  /* NVFP4: float32 [M], for the largest magnitude of each row */
     moert_buffer *along; /* bf16 [M,N]: rounded in blocks of consecutive columns; or NULL */
     moert_buffer *down;  /* bf16 [M,N]: rounded in blocks of consecutive rows of a group, as
                                    MOERT_AXIS_COLUMN; or NULL */
 } moert_fake_quantize;
 
-/* Computes `along` and `down` from x. Bytes: reads x (NVFP4: twice), writes the results. */
+/* Computes `along` and `down` from x. Bytes: reads x, writes the results. */
 moert_status moert_fake_quantize_run(const moert_fake_quantize *op);

@@ -84,14 +84,14 @@ static moert_status fill(moert_panels *panels, const moert_buffer *weight, moert
     const moert_grid grid = {moert_ceil_div(width_of(panels), PANELS * columns_of(panels)),
                              shape->groups, 1};
     const moert_panels_use layout = layout_of(panels);
+    const moert_buffer *const none = NULL; /* scales */
     const size_t n = layout == MOERT_PANELS_GATED ? shape->n / 2 : shape->n;
-    const moert_quantized *const plain = NULL;
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, shape->type, panels, plain, &panels->tile, spec);
+    moert_gemm_program(device, shape->type, panels, NULL, &panels->tile, spec);
     if (type == MOERT_DTYPE_BF16)
         strcat(spec, " -DWEIGHT_BF16");
-    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(weight, plain),
-                     MOERT_ARG(panels->buffer),
+    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_ARG(weight), MOERT_ARG(none),
+                     MOERT_ARG(none), MOERT_ARG(panels->buffer),
                      MOERT_ARGS(moert_gemm_args, .n = (int)n, .width = (int)n, .k = (int)shape->k,
                                 .height = (int)height_of(panels), .panels = PANELS));
 }

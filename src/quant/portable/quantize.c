@@ -112,14 +112,14 @@ moert_status moert_portable_quantize_amax(const moert_quantize *op) {
     const moert_groups *groups = &op->groups;
     const size_t blocks = moert_row_blocks_most(groups->rows, groups->count, MOERT_AMAX_ROWS);
     const size_t results = op->how.group_scales ? groups->count : 1;
-    char spec[MOERT_SPEC_BYTES] = "quant/amax -DX_BF16=0";
+    char spec[MOERT_SPEC_BYTES] = "quant/amax";
     add_aligned(device, op->columns, spec);
     MOERT_TRY(moert_buffer_clear(op->amax, 0, results * sizeof(float)));
     return MOERT_RUN(device, spec, "amax", ((moert_grid){op->columns > 0 ? blocks : 0, 1, 1}),
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->amax),
-                     MOERT_ARGS(moert_amax_args, .x_stride = op->columns,
-                                .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
-                                .columns = (int)op->columns, .hadamard = (int)op->how.hadamard,
+                     MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
+                                .rows = (unsigned)groups->rows, .columns = (int)op->columns,
+                                .hadamard = (int)op->how.hadamard,
                                 .group_scales = (int)op->how.group_scales));
 }
 
@@ -152,8 +152,8 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     moert_device *device = device_of(op);
     if (op->amax != NULL)
         MOERT_TRY(MOERT_RUN(
-            device, "quant/amax -DX_BF16=0", "nvfp4_global", ((moert_grid){1, 1, 1}),
-            MOERT_ARG(op->amax), MOERT_ARG(op->global),
+            device, "quant/amax", "nvfp4_global", ((moert_grid){1, 1, 1}), MOERT_ARG(op->amax),
+            MOERT_ARG(op->global),
             MOERT_ARGS(moert_amax_args, .count = (unsigned)scales, .rule = (int)how->nvfp4_rule)));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
@@ -164,19 +164,6 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
                      MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
                      MOERT_ARG(op->norm), MOERT_STRUCT(args));
-}
-
-/* op->amax = the largest magnitude of each row. */
-static moert_status measure_rows(const moert_fake_quantize *op) {
-    moert_device *device = moert_buffer_device(op->x);
-    char spec[MOERT_SPEC_BYTES];
-    snprintf(spec, sizeof spec, "quant/amax -DX_BF16=%d", op->x_type == MOERT_DTYPE_BF16);
-    add_aligned(device, op->columns | op->x_stride, spec);
-    return MOERT_RUN(device, spec, "row_amax",
-                     ((moert_grid){moert_ceil_div(op->groups.rows, MOERT_AMAX_ROWS), 1, 1}),
-                     MOERT_ARG(op->x), MOERT_ARG(op->amax),
-                     MOERT_ARGS(moert_amax_args, .x_stride = op->x_stride,
-                                .rows = (unsigned)op->groups.rows, .columns = (int)op->columns));
 }
 
 moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
@@ -192,16 +179,14 @@ moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
     snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d",
              op->x_type == MOERT_DTYPE_BF16, op->along != NULL, op->down != NULL);
     add_aligned(device, op->columns | op->x_stride, spec);
-    if (op->amax != NULL)
-        MOERT_TRY(measure_rows(op));
     const moert_argument args =
         MOERT_ARGS(moert_quantize_args, .x_stride = op->x_stride, .groups = (unsigned)groups->count,
                    .rows = (unsigned)groups->rows, .columns = (int)op->columns, .strip = STRIP,
                    .scale_rounding = (int)how->scale_rounding, .blocks = (unsigned)blocks);
     return MOERT_RUN(device, spec, "fake_quantize",
                      ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}),
-                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->amax),
-                     MOERT_ARG(op->along), MOERT_ARG(op->down), args);
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->along),
+                     MOERT_ARG(op->down), args);
 }
 
 moert_status moert_portable_dequantize(const moert_quantize *op) {

@@ -29,20 +29,6 @@ moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t colum
     return op;
 }
 
-/* Raises each amax to 2688 times a power of two, so that the global scale is that power. */
-static void raise_to_powers(moert_buffer *amax, size_t count) {
-    float *values = download_floats(amax, count);
-    for (size_t i = 0; i < count; i++) {
-        float raised = 2688.0f;
-        while (raised / 2 >= values[i])
-            raised /= 2;
-        while (raised < values[i])
-            raised *= 2;
-        values[i] = values[i] > 0.0f ? raised : values[i];
-    }
-    ASSERT_OK(moert_buffer_write(amax, 0, values, count * sizeof *values));
-}
-
 /* Quantizes with an amax, with a norm, or with a global scale of 1. */
 static quantized run(const quantized_form *form, bool has_amax, const float *norm,
                      const char *backend, const moert_quantizer *how, const matrix *m) {
@@ -73,8 +59,6 @@ static quantized run(const quantized_form *form, bool has_amax, const float *nor
         ASSERT_OK(moert_quantize_amax(&op));
     else
         ASSERT_OK(moert_buffer_write(op.global, 0, &one, sizeof one));
-    if (form->powers)
-        raise_to_powers(op.amax, z.globals);
     moert_quantize by = op;
     if (!has_amax)
         by.amax = NULL;

@@ -30,11 +30,10 @@ quantized quantize_by(const float *norm, const char *backend, const moert_quanti
                       const matrix *m);
 /* Quantizes in another form. The dtype `source` must represent x exactly; the device casts it to
  * float32. If x_runs of moert_quantize is set, x has 2 * columns columns; if row_bytes is set, q
- * also holds the scales. `back` is the dtype of the dequantized values. With `powers`, NVFP4's global scales are rounded up to powers of two. */
+ * also holds the scales. `back` is the dtype of the dequantized values. */
 typedef struct quantized_form {
     moert_dtype source, back;
     size_t x_runs, row_bytes;
-    bool powers;
 } quantized_form;
 quantized quantize_as(quantized_form form, const char *backend, const moert_quantizer *how,
                       const matrix *m);

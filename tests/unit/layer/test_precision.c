@@ -6,6 +6,7 @@
 #include "device/device.h"
 #include "layer/internal.h"
 #include "layer/rounding.h"
+#include "quant/backend.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 #include "support/quant/quantized.h"
@@ -198,35 +199,28 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
 
 /* ---- GEMMs against float32 GEMMs of rounded operands ---- */
 
-/* The parts of a matrix that share a global scale of NVFP4: rows or, down columns, blocks of 16 rows
- * of a group. Returns the number of parts, whose ends go to `ends`. */
-static size_t parts_of(const matrix *m, moert_axis axis, uint32_t *ends) {
-    const size_t height = axis == MOERT_AXIS_ROW ? 1 : 16;
-    size_t parts = 0;
-    for (size_t g = 0, start = 0; g < m->groups; start = m->ends[g++])
-        for (size_t row = start; row < m->ends[g]; row += height)
-            ends[parts++] = (uint32_t)(row + height < m->ends[g] ? row + height : m->ends[g]);
-    return parts;
-}
-
 /* Returns a matrix rounded to a precision and converted back to float32. */
 static moert_buffer *rounded(moert_precision precision, moert_axis axis, const matrix *m) {
     const size_t n = m->rows * m->columns;
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
-    const moert_quantizer how = HOW(.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
-                                    .axis = axis, .group_scales = nvfp4);
-    uint32_t *ends = test_alloc(m->rows * sizeof *ends);
-    matrix parts = *m;
-    if (nvfp4) {
-        parts.groups = parts_of(m, axis, ends);
-        parts.ends = ends;
-    }
-    if (precision != MOERT_PRECISION_BF16)
-        return upload_floats(
-            quantize_as((quantized_form){.powers = nvfp4}, "portable", &how, &parts).back, n);
     float *values = test_alloc(n * sizeof *values);
     memcpy(values, m->x, n * sizeof *values);
-    round_all(values, n, MOERT_DTYPE_BF16);
+    if (precision == MOERT_PRECISION_BF16) {
+        round_all(values, n, MOERT_DTYPE_BF16);
+        return upload_floats(values, n);
+    }
+    moert_buffer *result = upload_as(values, n, MOERT_DTYPE_BF16);
+    const moert_fake_quantize op = {
+        .how = HOW(.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
+                   .rounding = MOERT_ROUNDING_NEAREST),
+        .groups = {upload(m->ends, m->groups * sizeof *m->ends), m->groups, m->rows},
+        .columns = m->columns,
+        .x = upload_floats(m->x, n),
+        .x_stride = m->columns,
+        .along = axis == MOERT_AXIS_ROW ? result : NULL,
+        .down = axis == MOERT_AXIS_ROW ? NULL : result};
+    ASSERT_OK(moert_reference_fake_quantize(&op));
+    download_as(result, values, n, MOERT_DTYPE_BF16);
     return upload_floats(values, n);
 }
 

@@ -1,12 +1,12 @@
 // run: check=1,1gpu all=1san
 /* Fake quantization: both backends give the bf16 values of quantizing and dequantizing, along rows
- * and down columns, for every format and rule, for groups of any size, gaps between rows, float32
- * and bf16 rows. NVFP4's global scales, of rows and of blocks of rows, are the smallest sufficient
- * powers of two. */
+ * and down columns, for every format, for groups of any size, gaps between rows, float32 and bf16
+ * rows. NVFP4's values come from plain arithmetic, since its scales need no global scale. */
 #include <float.h>
 
 #include "base/dtype.h"
 #include "quant/backend.h"
+#include "support/quant/quantize_oracle.h"
 #include "support/quant/quantized.h"
 #include "support/suite.h"
 
@@ -19,7 +19,8 @@ typedef struct form {
     size_t columns, stride;
 } form;
 
-/* Normal values of all sizes; zeros, NaN, infinities, and tiny, large and equal values in places. */
+/* Normal values of all sizes, whole rows of tiny ones; zeros, NaN, infinities, and tiny, large and
+ * equal values in places. */
 static float *hostile_rows(const form *f) {
     static const float special[] = {0.0f,   NAN,    INFINITY,  -INFINITY,
                                     1e-38f, -3e38f, 0x1p-140f, 6.0f};
@@ -27,6 +28,8 @@ static float *hostile_rows(const form *f) {
     for (size_t i = 0; i < ROWS * f->stride; i++) {
         const size_t row = i / f->stride, column = i % f->stride;
         x[i] *= ldexpf(1.0f, (int)(row % 7) * 5 - 15);
+        if (row % 17 == 5)
+            x[i] *= 0x1p-125f;
         if (row % 11 == 3 && column % 37 == 5)
             x[i] = special[(row + column) % MOERT_COUNT(special)];
         if (row % 13 == 7 || column / 16 == 2)
@@ -37,51 +40,58 @@ static float *hostile_rows(const form *f) {
     return x;
 }
 
-/* The smallest power of two from 2^-126 on whose product with 2688 is at least all finite
- * magnitudes of rows [row, end); 1 if these are 0. */
-static float smallest_power(const form *f, const float *x, size_t row, size_t end) {
-    double amax = 0.0, power = 0x1p-126;
-    for (size_t i = row * f->stride; i < end * f->stride; i++)
-        if (i % f->stride < f->columns)
-            amax = isnan(x[i]) ? (double)FLT_MAX
-                               : fmax(amax, fmin(fabs((double)x[i]), (double)FLT_MAX));
-    while (power * 2688.0 < amax)
-        power *= 2;
-    return amax > 0.0 ? (float)power : 1.0f;
+/* NVFP4: a scale with 4 significant bits and the range of float32, in plain arithmetic. */
+static double scale_of(float amax) {
+    int exponent;
+    const float t = fminf(amax, FLT_MAX) * (1.0f / 6.0f);
+    const double m = frexp((double)t, &exponent);
+    return isnan(amax) ? NAN : t < 0x1p-126f ? 0.0 : ldexp(nearbyint(16.0 * m), exponent - 4);
 }
 
-/* NVFP4's global scales along an axis: the parts of the rows that share one, and their scales. The
- * parts are rows, or blocks of 16 rows of a group. */
-static size_t parts_of(const form *f, const float *x, moert_axis axis, uint32_t part_ends[ROWS],
-                       float global[ROWS]) {
-    const size_t height = axis == MOERT_AXIS_ROW ? 1 : moert_format_block(f->format);
-    size_t parts = 0;
+/* Rounds `count` values that lie `apart` elements apart to NVFP4's values in bf16. */
+static void round_block(const float *x, size_t count, size_t apart, uint16_t *to, size_t to_apart) {
+    float amax = 0.0f;
+    for (size_t i = 0; i < count; i++)
+        amax = isnan(amax) || isnan(x[i * apart]) ? NAN : fmaxf(amax, fabsf(x[i * apart]));
+    const double scale = scale_of(amax);
+    for (size_t i = 0; i < count; i++) {
+        const float inverse = (float)(1.0 / scale), scaled = x[i * apart] * inverse;
+        const double element =
+            isnan(scale)
+                ? NAN
+                : oracle_value(MOERT_DTYPE_E2M1, oracle_code(MOERT_DTYPE_E2M1, (double)scaled));
+        to[i * to_apart] = (uint16_t)moert_dtype_encode(
+            MOERT_DTYPE_BF16, scale == 0.0 ? 0.0f : (float)(element * scale));
+    }
+}
+
+static const uint16_t *round_nvfp4(const form *f, const float *x, moert_axis axis) {
+    const size_t n = f->columns;
+    uint16_t *to = test_alloc(ROWS * n * sizeof *to);
+    memset(to, QUANTIZED_UNSET, ROWS * n * sizeof *to);
     for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++])
-        for (size_t row = start; row < ends[g]; row += height) {
-            const size_t end = row + height < ends[g] ? row + height : ends[g];
-            global[parts] = smallest_power(f, x, row, end);
-            part_ends[parts++] = (uint32_t)end;
-        }
-    return parts;
+        for (size_t row = start; row < ends[g]; row += axis == MOERT_AXIS_ROW ? 1 : 16)
+            for (size_t c = 0; c < n; c += axis == MOERT_AXIS_ROW ? 16 : 1) {
+                const size_t left = axis == MOERT_AXIS_ROW ? n - c : ends[g] - row;
+                const bool along = axis == MOERT_AXIS_ROW;
+                round_block(x + row * f->stride + c, left < 16 ? left : 16, along ? 1 : f->stride,
+                            to + row * n + c, along ? 1 : n);
+            }
+    return to;
 }
 
 /* Quantizes and dequantizes the rows along an axis, with the reference backend. */
 static const void *plain(const form *f, const moert_fake_quantize *op, const float *x,
                          moert_axis axis) {
-    float *dense = test_alloc(ROWS * f->columns * sizeof *dense), global[ROWS];
-    uint32_t part_ends[ROWS];
+    float *dense = test_alloc(ROWS * f->columns * sizeof *dense);
+    if (f->format == MOERT_FORMAT_NVFP4)
+        return round_nvfp4(f, x, axis);
     for (size_t i = 0; i < ROWS * f->columns; i++)
         dense[i] = x[i / f->columns * f->stride + i % f->columns];
     moert_quantize q = quantize_op(&op->how, ROWS, f->columns);
     q.how.axis = axis;
     q.groups = op->groups;
     q.blocks = moert_row_blocks(ends, GROUPS, moert_format_block(f->format));
-    if (f->format == MOERT_FORMAT_NVFP4) {
-        const size_t parts = parts_of(f, x, axis, part_ends, global);
-        q.how.group_scales = true;
-        q.groups = (moert_groups){upload(part_ends, parts * sizeof *part_ends), parts, ROWS};
-        q.global = upload_floats(global, parts);
-    }
     const moert_quantized_shape z = moert_quantized_shape_of(&q.how, ROWS, f->columns, q.blocks);
     q.x = upload_floats(dense, ROWS * f->columns);
     q.q = unset_bytes(z.q_lines * z.q_bytes);
@@ -101,8 +111,7 @@ static void check(const form *f) {
                               .columns = f->columns,
                               .x = upload_as(x, ROWS * f->stride, f->type),
                               .x_type = f->type,
-                              .x_stride = f->stride,
-                              .amax = f->format == MOERT_FORMAT_NVFP4 ? unset_floats(ROWS) : NULL};
+                              .x_stride = f->stride};
     const void *want_along = plain(f, &op, x, MOERT_AXIS_ROW),
                *want_down = plain(f, &op, x, MOERT_AXIS_COLUMN);
     for (size_t b = 0; b < BACKENDS; b++)
