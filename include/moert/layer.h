@@ -184,8 +184,7 @@ typedef struct moert_pass moert_pass;
 /*
  * Computes y = layer(x), and creates *pass for the backward. `pass` may be NULL: the batch is then
  * forward_only. The caller must not change x until backward is done; y may be x only if the batch
- * is forward_only. All ranks of an EP group return the same error.
- * With NVFP4, other EP groups that would wait for this EP group return the same error. Errors:
+ * is forward_only. All ranks of an EP group return the same error. Errors:
  * ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY,
  * ERROR_DEVICE, ERROR_COMM.
  */

@@ -36,10 +36,10 @@ static moert_status check_x(const moert_fake_quantize *op, moert_fake_quantize *
 
 /* Reports the bytes of x and of `results` results to the profile. */
 static void report_work(const moert_fake_quantize *op, size_t results) {
+    const size_t bits = moert_dtype_bits(op->x_type) + results * moert_dtype_bits(MOERT_DTYPE_BF16);
     if (op->x != NULL)
         moert_profile_work(moert_buffer_device(op->x), "quant/fake_quantize", 0.0,
-                           (double)(op->groups.rows * op->columns *
-                                    (moert_dtype_bits(op->x_type) / 8 + results * 2)));
+                           (double)(op->groups.rows * op->columns * bits) / 8.0);
 }
 
 moert_status moert_fake_quantize_run(const moert_fake_quantize *op) {
