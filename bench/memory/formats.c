@@ -62,8 +62,8 @@ static moert_status dequantize_run(const bench_memory *b) {
     return moert_dequantize_run(&op);
 }
 
-/* Fake quantization of float32 rows or (`bf16_rows`) bf16 rows, which the preparation casts, to out[2] and,
- * with axis TILE, also to out[4]: along rows, down columns (COLUMN), or both. */
+/* Fake quantization of float32 rows or (`bf16_rows`) bf16 rows, which the preparation casts, to
+ * out[2] and, with axis TILE, also to out[4]: along rows, down columns (COLUMN), or both (TILE). */
 static moert_fake_quantize fake_of(const bench_memory *b) {
     const moert_axis axis = b->of.how.axis;
     const bool bf16 = b->of.how.bf16_rows;

@@ -20,9 +20,9 @@
 /* ---- the weight ---- */
 
 /*
- * One group's matrix [N,K] of a weight: float32, bf16 (WEIGHT_BF16) or, with QUANTIZED, a part of a block-scaled
- * matrix, which holds [K,N] if `transposed`. Its values are decoded while panels are packed,
- * without the copy that dequantize.cl would make.
+ * One group's matrix [N,K] of a weight: float32, bf16 (WEIGHT_BF16) or, with QUANTIZED, a part of a
+ * block-scaled matrix, which holds [K,N] if `transposed`. Its values are decoded while panels are
+ * packed, without the copy that dequantize.cl would make.
  */
 #if QUANTIZED
 #define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole

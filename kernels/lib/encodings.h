@@ -88,8 +88,8 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
     return as_vec(u);
 }
 
-/* decode(encode(x)) for a type of 4 or 8 bits whose largest value is `largest`; NaN becomes any value.
- * Adds a power of two so large that the floats near it are as far apart as the values of the
+/* decode(encode(x)) for a type of 4 or 8 bits whose largest value is `largest`; a NaN becomes any
+ * value. Adds a power of two so large that the floats near it are as far apart as the values of the
  * number's binade, so that the addition rounds. */
 static inline vec round_to(vec x, float largest, int bits, int mantissa, int bias, uint overflow,
                            uint nan_code, int special) {

@@ -3,8 +3,7 @@
  * rows are computed at once, one in each lane.
  */
 
-/* Lanes 2 n i to 2 n i + n - 1 of a, then the same lanes of b, alternating in runs of n lanes; HIGH:
- * the lanes between. */
+/* LOW_n: of every 2 n lanes, the first n of a, then those of b. HIGH_n: the last n of both. */
 #define LOW_1(a, b)                                                                                \
     __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
 #define HIGH_1(a, b)                                                                               \

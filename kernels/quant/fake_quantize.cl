@@ -9,14 +9,14 @@
  * NVFP4's block scales keep the 3 mantissa bits of E4M3, but have the range of float32, as with a
  * global scale for each block that is a power of two.
  *
- * x has rows args.x_stride elements apart; results are dense. A
- * work-group rounds `strip` columns, a multiple of 128, of one row block of a group; on GPUs
- * ROW_GROUPS row groups share the block. Rows past the last end are not touched.
+ * Rows of x lie args.x_stride elements apart; results are dense. A work-group rounds `strip`
+ * columns, a multiple of 128, of one row block of a group; on GPUs ROW_GROUPS row groups share the
+ * block. Rows past the last end are not touched.
  *
  * Required: BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE, LARGEST and LARGEST_EXPONENT, for 4-bit
- * elements ROUNDING (1, to nearest) and RULE (0, TE), as in quantize.cl; X_BF16 (0 x is float32, 1 bf16); ALONG and DOWN (0; 1: there
- * is such a result). Grid: (row
- * blocks, strips). Local memory on GPUs: at most 2.5 KiB. Deterministic.
+ * elements ROUNDING (1, to nearest) and RULE (0, TE), as in quantize.cl; X_BF16 (0 x is float32, 1
+ * bf16); ALONG and DOWN (0; 1: there is such a result). Grid: (row blocks, strips). Local memory on
+ * GPUs, for each row group: 128 bytes and, with ROW_GROUPS > 1, 512 bytes more. Deterministic.
  */
 #if !defined(ALONG) || !defined(DOWN)
 #error "ALONG and DOWN must be defined"

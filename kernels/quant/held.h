@@ -1,9 +1,9 @@
 /*
- * Included by quantize.cl and fake_quantize.cl after formats.h: the rows of a block that a row group
- * holds in registers, and the largest magnitudes of blocks.
+ * Included by quantize.cl and fake_quantize.cl after formats.h: the rows of a block that a row
+ * group holds in registers, and the largest magnitudes of blocks.
  *
- * Required: BLOCK (16, 32, 128). With ROW_GROUPS > 1, all row groups of a work-group work on one
- * row block.
+ * Required: BLOCK (16, 32, 128). Optional: HELD (the rows that a row group holds). If there are
+ * several row groups, all of a work-group work on one row block.
  */
 #define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns quantized at a time: a block, or a step */
 

@@ -3,10 +3,10 @@
  * experts compute. moert_layer_choose makes all these decisions: no other file reads the options
  * precision, dispatch, combine or expert_biases.
  *
- *   precision      operands of the experts' GEMMs                         v, dh      h      dv
- *   f32            float32                                                F32        F32    F32
- *   bf16           bf16                                                   BF16 (1)   BF16   BF16 (2)
- *   mxfp8, nvfp4   bf16 that holds the format's values (rounding.h)       BF16 (1)   BF16   as v (3)
+ *   precision      operands of the experts' GEMMs                     v, dh      h      dv
+ *   f32            float32                                            F32        F32    F32
+ *   bf16           bf16                                               BF16 (1)   BF16   BF16 (2)
+ *   mxfp8, nvfp4   the format's values in bf16 (rounding.h)           BF16 (1)   BF16   as v (3)
  *
  * (1) v and dh are F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and
  *     the gradient of the biases reads dv in float32.

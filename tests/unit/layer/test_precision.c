@@ -79,9 +79,8 @@ TEST(test_recipes_stay_near_float32) {
     }
 }
 
-/* All elements of x are +-1.5, those of W1 +-0.375, which are exact in every format: 6 times a power
- * of two. So y and dW2 have the noise of
- * only one GEMM, and dx and dW1 have little more noise. */
+/* All elements of x are +-1.5, those of W1 +-0.375: 6 times a power of two, which is exact in every
+ * format. So y and dW2 have the noise of only one GEMM, and dx and dW1 have little more noise. */
 TEST(test_one_rounded_gemm_keeps_its_signal) {
     const moert_layer_options options = layer_form(160, 64);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
@@ -118,8 +117,8 @@ TEST(test_only_a_shared_expert_in_bf16_differs_slightly_from_float32) {
     check_shared(&even);
 }
 
-/* The results of a row depend only on the row and the weights. If replicas divide an expert's rows, only the blocks along which weight gradients are quantized
- * change. */
+/* The results of a row depend only on the row and the weights. If replicas divide an expert's rows,
+ * only the blocks along which weight gradients are quantized change. */
 TEST(test_replicas_of_experts_give_the_same_rows) {
     const moert_layer_options options = layer_form(64, 48);
     const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
