@@ -5,7 +5,6 @@
 #include "layer/check.h"
 #include "layer/clones.h"
 #include "layer/operand.h"
-#include "layer/rounding.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
 

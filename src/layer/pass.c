@@ -4,7 +4,6 @@
 #include "base/memory.h"
 #include "layer/experts.h"
 #include "layer/operand.h"
-#include "layer/rounding.h"
 
 /* ---- memory ---- */
 
