@@ -190,8 +190,8 @@ TEST(test_experts_that_are_computed_again_give_the_same_bits) {
         }
 }
 
-/* Rank 0's first token becomes NaN, and then gets its old value back. The ranks in rank 0's EP group
- * fail; ranks of other EP groups do not wait for them. */
+/* Rank 0's first token becomes NaN, and then gets its old value back. The ranks in rank 0's EP
+ * group fail; ranks of other EP groups do not wait for them. */
 TEST(test_a_bad_token_fails_in_its_ep_group_and_leaves_the_layer_usable) {
     for (size_t i = 0; i < 2 * test_ranks; i++) {
         moert_layer_options options = layer_form(64, 32);
