@@ -7,9 +7,8 @@
  *                                                                      grid (row blocks)
  *   nvfp4_global   whole[g] = amax[g] / 2688, by `rule`                grid (1)
  *
- * x is dense. Maxima compare the bits of magnitudes, so that a NaN wins,
- * and their order does not matter. Required: nothing. Local memory on GPUs:
- * 128 bytes. Deterministic.
+ * x is dense. Maxima compare the bits of magnitudes, so that a NaN wins, and their order does not
+ * matter. Required: nothing. Local memory on GPUs: 128 bytes. Deterministic.
  */
 #include "args/quant.h"
 #include "lib/formats.h"

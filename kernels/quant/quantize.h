@@ -183,9 +183,9 @@ static inline uvec encode_elements(const job *j, const scaling *s, vec x, uint a
 
 static inline vec load_x(const job *j, uint row, int column, int n) {
 #ifndef RUNS
-    return load_part(j->x + row * j->args.x_stride + column, n);
+    return load_part(j->x + (ulong)row * j->args.columns + column, n);
 #else
-    global const float *line = j->x + row * j->args.x_stride;
+    global const float *line = j->x + (ulong)row * 2 * j->args.columns;
     float lane[PART];
     for (int i = 0; i < PART; i++) {
         const int c = column + part_start() + i;

@@ -101,16 +101,17 @@ moert_status moert_panels_fill(moert_panels *panels, const moert_buffer *weight)
     return moert_panels_fill_as(panels, weight, MOERT_DTYPE_F32);
 }
 
+static bool is_in_order(const moert_panels *panels) {
+    return panels->prepacker->in_order && panels->shape.type == MOERT_DTYPE_BF16;
+}
+
 bool moert_panels_in_order(const moert_device *device, const moert_panels_shape *shape) {
     moert_panels panels;
-    return moert_panels_plan(device, shape, NULL, &panels) > 0 && panels.prepacker->in_order &&
-           shape->type == MOERT_DTYPE_BF16;
+    return moert_panels_plan(device, shape, NULL, &panels) > 0 && is_in_order(&panels);
 }
 
 moert_buffer *moert_panels_values(const moert_panels *panels) {
-    return panels != NULL && panels->prepacker->in_order && panels->shape.type == MOERT_DTYPE_BF16
-               ? panels->buffer
-               : NULL;
+    return panels != NULL && is_in_order(panels) ? panels->buffer : NULL;
 }
 
 size_t moert_panels_bytes(const moert_panels *panels) {

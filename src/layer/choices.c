@@ -59,7 +59,7 @@ static bool prepacks_in_order(const moert_device *device, size_t experts, size_t
 moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert_device *device,
                                        size_t experts) {
     const bool rounds = o->precision != MOERT_PRECISION_F32,
-               bf16 = o->precision == MOERT_PRECISION_BF16,
+               bf16 = o->precision == MOERT_PRECISION_BF16, quantizes = rounds && !bf16,
                nvfp4 = o->precision == MOERT_PRECISION_NVFP4;
     const bool back_bf16 = o->combine == MOERT_COMBINE_BF16, biased = o->expert_biases;
     const size_t h = o->hidden, i = o->intermediate;
@@ -72,13 +72,13 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
         .received = o->dispatch == MOERT_DISPATCH_BF16 && !biased ? operand : f32,
         .v = moert_operand_between(device, biased ? f32 : operand, experts, h, i),
         .h = operand,
-        .quantizes = rounds && !bf16,
-        .keeps_down = rounds && !bf16 && !o->deferred_wgrad,
+        .quantizes = quantizes,
+        .keeps_down = quantizes && !o->deferred_wgrad,
         .format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
         .copies_in_order = prepacks_in_order(device, experts, h, i),
         .splits_router = rounds};
     const bool plain = o->dispatch == MOERT_DISPATCH_F32 && !rounds;
-    c.dv = biased ? f32 : o->deferred_wgrad || c.quantizes ? c.v : c.h;
+    c.dv = biased ? f32 : o->deferred_wgrad || quantizes ? c.v : c.h;
     c.chunks = !back_bf16 && (plain || (bf16 && c.received == operand));
     c.pushes = back_bf16 && !biased && (h | i) % GRAIN == 0 && rounds;
     if (back_bf16 && !biased) /* biases are added to float32 results */

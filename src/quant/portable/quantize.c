@@ -129,7 +129,6 @@ static moert_quantize_args args_of(const moert_device *device, const moert_quant
     return (moert_quantize_args){.q_bytes = shape->q_bytes,
                                  .scales = shape->scales,
                                  .seed = how->seed,
-                                 .x_stride = (op->x_runs > 0 ? 2 : 1) * op->columns,
                                  .groups = (unsigned)op->groups.count,
                                  .rows = (unsigned)op->groups.rows,
                                  .columns = (int)op->columns,
