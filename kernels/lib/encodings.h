@@ -187,12 +187,18 @@ static inline uvec encode_half_steps(vec x) {
     return isnan(x) ? 7u : code;
 }
 
-static inline uvec encode_stochastic(vec x, uvec random) {
+/* Rounds to an E2M1 value, up with a probability that grows with the distance; `random` has 8 random
+ * bits, which count as the middle of their 1/256. A NaN becomes 6. */
+static inline vec round_stochastic(vec x, uvec random) {
     const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f   ? (vec)0.5f
                                               : a < 4.0f ? (vec)1.0f
                                                          : (vec)2.0f;
-    const vec moved = a + convert_vec(random) / 256.0f * step;
-    const uvec code = encode(copysign(floor(moved / step) * step, x), DTYPE_E2M1);
+    const vec moved = a + (convert_vec(random) + 0.5f) / 256.0f * step;
+    return copysign(floor(moved / step) * step, x);
+}
+
+static inline uvec encode_stochastic(vec x, uvec random) {
+    const uvec code = encode(round_stochastic(x, random), DTYPE_E2M1);
     return isnan(x) ? 7u : code;
 }
 

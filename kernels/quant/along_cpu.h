@@ -33,26 +33,50 @@ static inline uvec largest_lanes(uvec v[VEC]) {
     return v[0];
 }
 
+/* Loads WIDE vectors of a row, of whose elements n exist. */
+static inline void load_wide(const task *t, vec x[WIDE], uint row, int column, int n) {
+    UNROLL_FOR(int i = 0; i < WIDE; i++)
+    x[i] = n > i * VEC ? floats_of(load_step(t, row, column + i * VEC, n - i * VEC)) : (vec)0.0f;
+}
+
+static inline uvec wide_largest(const vec x[WIDE]) {
+    uvec largest = 0;
+    UNROLL_FOR(int i = 0; i < WIDE; i++) largest = larger_bits(largest, x[i]);
+    return largest;
+}
+
+#ifdef TILES
+/* Rounds the tile at `column`. It is read twice, the second time from the cache. */
+static inline void round_tile(const task *t, int column, int n, local float *row_group) {
+    uvec largest = 0;
+    vec x[WIDE];
+    for (uint r = 0; r < t->p.rows; r++) {
+        load_wide(t, x, t->p.row + r, column, n);
+        largest = max(largest, wide_largest(x));
+    }
+    const value_scale s = find_scale(t, block_largest(largest, 1, row_group));
+    const bool plain = is_plain(s.scale);
+    for (uint r = 0; r < t->p.rows; r++) {
+        load_wide(t, x, t->p.row + r, column, n);
+        store_along(t, s, x, plain, t->p.row + r, column, n);
+    }
+}
+#else
 /* Rounds the blocks at `column` of up to 16 rows from `row` on, of which `rows` exist. */
-static inline void round_along(const job *j, global const void *x, uint row, uint rows, int column,
-                               int n, global ushort *along) {
+static inline void round_along(const task *t, uint row, uint rows, int column, int n) {
     vec step[VEC][WIDE];
     uvec most[VEC];
     float factor[VEC], scale[VEC];
     for (uint r = 0; r < VEC; r++) {
-        const ulong at = (row + min(r, rows - 1)) * j->args.x_stride + column;
-        most[r] = 0;
-        UNROLL_FOR(int i = 0; i < WIDE; i++) {
-            step[r][i] =
-                n > i * VEC ? floats_of(load_x_as(x, at + i * VEC, n - i * VEC)) : (vec)0.0f;
-            most[r] = larger_bits(most[r], step[r][i]);
-        }
+        load_wide(t, step[r], row + min(r, rows - 1), column, n);
+        most[r] = wide_largest(step[r]);
     }
-    const value_scale s = find_scale(j, largest_lanes(most), false);
+    const value_scale s = find_scale(t, largest_lanes(most));
     const bool plain = is_plain(s.scale);
     vstore_part(s.factor, 0, factor);
     vstore_part(s.scale, 0, scale);
     for (uint r = 0; r < rows; r++)
-        store_along(j, (value_scale){(vec)factor[r], (vec)scale[r]}, step[r], plain, row + r,
-                    column, n, along);
+        store_along(t, (value_scale){(vec)factor[r], (vec)scale[r]}, step[r], plain, row + r,
+                    column, n);
 }
+#endif

@@ -27,8 +27,8 @@ static inline void collect_largest(uint most[HELD]) {
     }
 }
 
-static inline void round_along(const job *j, const vec held[HELD], part p, int column,
-                               global ushort *along, local float *row_group) {
+static inline void round_along(const task *t, const vec held[HELD], int column,
+                               local float *row_group) {
     const uint block = item_index() / LANES * LANES; /* the first item of this item's block */
     uint most[HELD];
     float factors[PART], scales[PART];
@@ -41,14 +41,14 @@ static inline void round_along(const job *j, const vec held[HELD], part p, int c
     const uvec kept = KEPT > 2   ? (uvec)(most[0], most[1], most[2], most[3])
                       : KEPT > 1 ? (uvec)(most[0], most[1], most[0], most[1])
                                  : (uvec)most[0];
-    const value_scale kept_scale = find_scale(j, kept, KEPT == 1);
+    const value_scale kept_scale = find_scale(t, kept);
     vstore_part(kept_scale.factor, 0, factors);
     vstore_part(kept_scale.scale, 0, scales);
     UNROLL_FOR(uint r = 0; r < HELD; r++) {
         const uint line = first_held() + r, from = block + r / KEPT * SPREAD;
         const float factor = as_float(value_in(as_uint(factors[r % KEPT]), from)),
                     scale = as_float(value_in(as_uint(scales[r % KEPT]), from));
-        store_along(j, (value_scale){(vec)factor, (vec)scale}, &held[r], is_plain((vec)scale),
-                    p.row + line, column, line < p.rows ? p.last - column : 0, along);
+        store_along(t, (value_scale){(vec)factor, (vec)scale}, &held[r], is_plain((vec)scale),
+                    t->p.row + line, column, line < t->p.rows ? t->p.last - column : 0);
     }
 }

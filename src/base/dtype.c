@@ -144,7 +144,7 @@ uint32_t moert_dtype_encode_stochastic(float x, uint8_t random) {
         return layouts[MOERT_DTYPE_E2M1].nan;
     const float magnitude = fminf(fabsf(x), 6.0f);
     const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
-    const float moved = magnitude + (float)random / 256.0f * step;
+    const float moved = magnitude + ((float)random + 0.5f) / 256.0f * step;
     return moert_dtype_encode(MOERT_DTYPE_E2M1, copysignf(floorf(moved / step) * step, x));
 }
 

@@ -6,6 +6,23 @@
 #include "device/profile/profile.h"
 #include "quant/backend.h"
 
+static moert_status check_how(const moert_fake_quantize *op) {
+    const moert_quantizer *how = &op->how;
+    const bool stochastic = how->rounding == MOERT_ROUNDING_STOCHASTIC,
+               bits4 = moert_format_element_bits(how->format) == 4;
+    if (how->nvfp4_rule != MOERT_NVFP4_TE || how->rounding == MOERT_ROUNDING_BRIDGE ||
+        (stochastic && !bits4) ||
+        (how->hadamard && (how->format != MOERT_FORMAT_NVFP4 || how->axis == MOERT_AXIS_TILE)))
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "fake quantization has no rounding %u by rule %u with hadamard %d and axis "
+            "%u of %s",
+            (unsigned)how->rounding, (unsigned)how->nvfp4_rule, (int)how->hadamard,
+            (unsigned)how->axis, moert_format_name(how->format));
+    return stochastic ? moert_check_buffer("draws", op->draws, op->groups.count, 2, 2, 4)
+                      : MOERT_OK;
+}
+
 /* Checks the sizes and x. *full = the description with defaults filled in. */
 static moert_status check_x(const moert_fake_quantize *op, moert_fake_quantize *full) {
     int narrow;
@@ -21,12 +38,7 @@ static moert_status check_x(const moert_fake_quantize *op, moert_fake_quantize *
     MOERT_TRY(moert_to_int(groups->count, "groups of a rounded matrix", &narrow));
     if (groups->ends != NULL)
         MOERT_TRY(moert_check_buffer("ends", groups->ends, 1, groups->count, groups->count, 4));
-    if (full->how.rounding != MOERT_ROUNDING_NEAREST || full->how.nvfp4_rule != MOERT_NVFP4_TE)
-        return MOERT_FAIL(
-            ERROR_UNSUPPORTED,
-            "fake quantization rounds to nearest by rule 0, not as rounding %u by rule "
-            "%u",
-            (unsigned)op->how.rounding, (unsigned)op->how.nvfp4_rule);
+    MOERT_TRY(check_how(full));
     if (op->x_type != MOERT_DTYPE_F32 && op->x_type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "rows are rounded from f32 or bf16, not from type %u",
                           (unsigned)op->x_type);

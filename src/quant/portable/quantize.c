@@ -42,7 +42,8 @@ static const int scale_kind[] = {
 #undef SCALE_KIND
 };
 
-void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]) {
+static void add_format(const char *family, moert_format format, int scale,
+                       char spec[MOERT_SPEC_BYTES]) {
     const moert_dtype element = moert_format_element(format);
     const float largest = moert_dtype_largest(element);
     snprintf(spec, MOERT_SPEC_BYTES,
@@ -50,7 +51,11 @@ void moert_format_program(const char *family, moert_format format, char spec[MOE
              "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d",
              family, moert_format_block(format), dtype_text[element], dtype_special[element],
              dtype_text[MOERT_DTYPE_E4M3], dtype_special[MOERT_DTYPE_E4M3],
-             moert_dtype_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
+             moert_dtype_bits(element), scale, (double)largest, ilogbf(largest));
+}
+
+void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]) {
+    add_format(family, format, scale_kind[format], spec);
 }
 
 static size_t strip_of(const moert_device *device, const moert_quantize *op) {
@@ -171,21 +176,25 @@ moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
     moert_device *device = moert_buffer_device(op->x);
     const size_t blocks =
         moert_row_blocks_most(groups->rows, groups->count, moert_format_block(how->format));
+    const bool tiles = how->axis == MOERT_AXIS_TILE, rotates = how->hadamard && op->down != NULL;
     char spec[MOERT_SPEC_BYTES];
-    moert_format_program("quant/fake_quantize", how->format, spec);
+    add_format("quant/fake_quantize", how->format,
+               how->format == MOERT_FORMAT_NVFP4 ? SCALE_E4M3 : SCALE_E8M0, spec);
     add_choices(how, spec);
     const size_t used = strlen(spec);
-    snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d",
-             op->x_type == MOERT_DTYPE_BF16, op->along != NULL, op->down != NULL);
+    snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d%s%s",
+             op->x_type == MOERT_DTYPE_BF16, op->along != NULL, op->down != NULL,
+             tiles ? " -DTILES" : "", rotates ? " -DHADAMARD" : "");
     add_aligned(device, op->columns | op->x_stride, spec);
     const moert_argument args =
-        MOERT_ARGS(moert_quantize_args, .x_stride = op->x_stride, .groups = (unsigned)groups->count,
-                   .rows = (unsigned)groups->rows, .columns = (int)op->columns, .strip = STRIP,
+        MOERT_ARGS(moert_quantize_args, .seed = how->seed, .x_stride = op->x_stride,
+                   .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
+                   .columns = (int)op->columns, .strip = STRIP,
                    .scale_rounding = (int)how->scale_rounding, .blocks = (unsigned)blocks);
     return MOERT_RUN(device, spec, "fake_quantize",
                      ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}),
-                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->along),
-                     MOERT_ARG(op->down), args);
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->draws),
+                     MOERT_ARG(op->along), MOERT_ARG(op->down), args);
 }
 
 moert_status moert_portable_dequantize(const moert_quantize *op) {

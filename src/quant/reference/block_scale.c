@@ -98,3 +98,18 @@ moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
         return bridge_scale(amax, global);
     }
 }
+
+void moert_block_rotate(float v[MOERT_ROTATED]) {
+    static const float signs[] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
+    for (size_t i = 0; i < MOERT_ROTATED; i++)
+        v[i] *= signs[i];
+    for (size_t distance = 1; distance < MOERT_ROTATED; distance *= 2)
+        for (size_t i = 0; i < MOERT_ROTATED; i++)
+            if ((i & distance) == 0) {
+                const float a = v[i], b = v[i + distance];
+                v[i] = a + b;
+                v[i + distance] = a - b;
+            }
+    for (size_t i = 0; i < MOERT_ROTATED; i++)
+        v[i] *= 0.25f;
+}

@@ -21,3 +21,8 @@ moert_block_scale moert_block_scale_normed(moert_format format, float amax, floa
 
 /* The global scale of NVFP4. */
 float moert_nvfp4_global(moert_nvfp4_rule rule, float tensor_amax);
+
+/* v = H (signs * v) / 4. H is the Hadamard matrix of order 16 in Sylvester's order, applied as sums
+ * and differences at distances 1, 2, 4, 8. */
+enum { MOERT_ROTATED = 16 };
+void moert_block_rotate(float v[MOERT_ROTATED]);

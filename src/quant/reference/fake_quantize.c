@@ -4,6 +4,7 @@
 
 #include "base/dtype.h"
 #include "base/memory.h"
+#include "base/rng.h"
 #include "device/mapping.h"
 #include "quant/backend.h"
 #include "quant/reference/block_scale.h"
@@ -14,10 +15,16 @@ enum { LARGEST_BLOCK = 128 };
 typedef struct job {
     const moert_fake_quantize *op;
     uint32_t whole[1]; /* the value of `ends` if op has no groups */
-    const uint32_t *ends;
+    const uint32_t *ends, *draws;
     const void *x;
     uint16_t *along, *down;
+    float values[LARGEST_BLOCK * LARGEST_BLOCK]; /* of the current block, row by row */
 } job;
+
+/* The elements that share one scale: those of `rows` rows and `columns` columns. */
+typedef struct block {
+    size_t group, row, rows, column, columns;
+} block;
 
 static float x_at(const job *j, size_t row, size_t column) {
     const size_t at = row * j->op->x_stride + column;
@@ -46,53 +53,82 @@ static moert_block_scale scale_nvfp4(float amax) {
 }
 
 static moert_block_scale scale_of(const moert_quantizer *how, float amax) {
-    moert_block_scale s;
+    moert_quantizer powers = *how;
     if (how->format == MOERT_FORMAT_NVFP4)
         return scale_nvfp4(amax);
-    s = moert_block_scale_of(how, amax, NULL, 1.0f);
-    if (how->format != MOERT_FORMAT_FP8_BLOCK)
-        s.value = moert_e8m0_decode((uint8_t)s.code);
+    if (how->format == MOERT_FORMAT_FP8_BLOCK)
+        powers.format = MOERT_FORMAT_MXFP8_E4M3;
+    moert_block_scale s = moert_block_scale_of(&powers, amax, NULL, 1.0f);
+    s.value = moert_e8m0_decode((uint8_t)s.code);
     return s;
 }
 
-/* Rounds the block of `count` elements that begins at (row, column) and lies along the row or,
- * with `down`, along the column. */
-static void round_block(const job *j, size_t row, size_t column, size_t count, bool down) {
+/* Loads a block, rotates it if that is wanted, and returns its amax. */
+static float load(job *j, const block *b, bool down) {
+    const size_t count = b->rows * b->columns;
+    float amax = 0.0f;
+    for (size_t i = 0; i < count; i++)
+        j->values[i] = x_at(j, b->row + i / b->columns, b->column + i % b->columns);
+    if (down && j->op->how.hadamard && b->rows == MOERT_ROTATED)
+        moert_block_rotate(j->values);
+    for (size_t i = 0; i < count; i++)
+        raise_to(&amax, j->values[i]);
+    return amax;
+}
+
+/* The bits of x / scale in the format's element dtype. */
+static uint32_t encode(const job *j, const block *b, bool down, float scaled, size_t row,
+                       size_t column) {
+    const moert_quantizer *how = &j->op->how;
+    if (how->rounding != MOERT_ROUNDING_STOCHASTIC)
+        return moert_dtype_encode(moert_format_element(how->format), scaled);
+    const size_t vectors = moert_ceil_div(j->op->columns, 16);
+    const uint32_t *draw = &j->draws[2 * b->group], drawn = (uint32_t)row + draw[1];
+    const moert_random random =
+        moert_rng_block(how->seed, draw[0] + (down && how->axis != MOERT_AXIS_TILE),
+                        drawn * (uint64_t)vectors + column / 16);
+    return moert_dtype_encode_stochastic(
+        scaled, (uint8_t)(random.word[column % 16 / 4] >> 8 * (column % 4)));
+}
+
+/* Rounds a block to `down` or, if `down` is false, to `along`. */
+static void round_block(job *j, const block *b, bool down) {
     const moert_dtype element = moert_format_element(j->op->how.format);
-    float x[LARGEST_BLOCK], amax = 0.0f;
-    for (size_t i = 0; i < count; i++) {
-        x[i] = x_at(j, down ? row + i : row, down ? column : column + i);
-        raise_to(&amax, x[i]);
-    }
-    const moert_block_scale s = scale_of(&j->op->how, amax);
-    for (size_t i = 0; i < count; i++) {
-        const float scaled = s.divides ? x[i] / s.first / s.second : x[i] * s.factor;
-        const uint32_t code = s.zero ? 0 : moert_dtype_encode(element, scaled);
+    const moert_block_scale s = scale_of(&j->op->how, load(j, b, down));
+    for (size_t i = 0; i < b->rows * b->columns; i++) {
+        const size_t row = b->row + i / b->columns, column = b->column + i % b->columns;
+        const uint32_t code = s.zero ? 0 : encode(j, b, down, j->values[i] * s.factor, row, column);
         const float value = moert_float_quiet(moert_dtype_decode(element, code) * s.value);
-        const size_t at = (down ? row + i : row) * j->op->columns + (down ? column : column + i);
-        (down ? j->down : j->along)[at] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, value);
+        (down ? j->down : j->along)[row * j->op->columns + column] =
+            (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, value);
     }
 }
 
-static void round_group(const job *j, size_t start, size_t end) {
-    const size_t block = moert_format_block(j->op->how.format), columns = j->op->columns;
-    for (size_t r = start; j->along != NULL && r < end; r++)
-        for (size_t c = 0; c < columns; c += block)
-            round_block(j, r, c, moert_min(block, columns - c), false);
-    for (size_t r = start; j->down != NULL && r < end; r += block)
-        for (size_t c = 0; c < columns; c++)
-            round_block(j, r, c, moert_min(block, end - r), true);
+/* Rounds the rows of a group in blocks of up to height x width elements. */
+static void round_group(job *j, size_t group, size_t height, size_t width, bool down) {
+    const size_t end = j->ends[group], columns = j->op->columns;
+    for (size_t r = group > 0 ? j->ends[group - 1] : 0; r < end; r += height)
+        for (size_t c = 0; c < columns; c += width)
+            round_block(
+                j, &(block){group, r, moert_min(height, end - r), c, moert_min(width, columns - c)},
+                down);
 }
 
 moert_status moert_reference_fake_quantize(const moert_fake_quantize *op) {
+    const size_t size = moert_format_block(op->how.format);
+    const bool tiles = op->how.axis == MOERT_AXIS_TILE;
     job j = {.op = op, .whole = {(uint32_t)op->groups.rows}};
     moert_mapping maps;
-    MOERT_TRY(MOERT_MAP(&maps, {op->groups.ends, &j.ends}, {op->x, &j.x}, {op->along, &j.along},
-                        {op->down, &j.down}));
+    MOERT_TRY(MOERT_MAP(&maps, {op->groups.ends, &j.ends}, {op->x, &j.x}, {op->draws, &j.draws},
+                        {op->along, &j.along}, {op->down, &j.down}));
     if (j.ends == NULL)
         j.ends = j.whole;
     const moert_status status = moert_check_ends(&op->groups, j.ends);
-    for (size_t g = 0, start = 0; status == MOERT_OK && g < op->groups.count; start = j.ends[g++])
-        round_group(&j, start, j.ends[g]);
+    for (size_t g = 0; status == MOERT_OK && g < op->groups.count; g++) {
+        if (op->along != NULL)
+            round_group(&j, g, tiles ? size : 1, size, false);
+        if (op->down != NULL)
+            round_group(&j, g, size, tiles ? size : 1, true);
+    }
     return moert_unmap_all(&maps, status);
 }

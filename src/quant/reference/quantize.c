@@ -10,7 +10,7 @@
 #include "quant/backend.h"
 #include "quant/reference/block_scale.h"
 
-enum { ROTATED = 16, LARGEST_BLOCK = 128 };
+enum { LARGEST_BLOCK = 128 };
 
 /* The operation on host memory. */
 typedef struct job {
@@ -77,31 +77,14 @@ static size_t scale_at(const job *j, const tile *t, size_t r) {
 
 /* ---- values ---- */
 
-/* v = H (signs * v) / 4 for 16 values. H is the Hadamard matrix in Sylvester's order, applied as
- * sums and differences at distances 1, 2, 4, 8. */
-static void rotate(float v[ROTATED]) {
-    static const float signs[] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
-    for (size_t i = 0; i < ROTATED; i++)
-        v[i] *= signs[i];
-    for (size_t distance = 1; distance < ROTATED; distance *= 2)
-        for (size_t i = 0; i < ROTATED; i++)
-            if ((i & distance) == 0) {
-                const float a = v[i], b = v[i + distance];
-                v[i] = a + b;
-                v[i + distance] = a - b;
-            }
-    for (size_t i = 0; i < ROTATED; i++)
-        v[i] *= 0.25f;
-}
-
 /* Loads a tile and returns its amax. */
 static float load(const job *j, const tile *t) {
     float amax = 0.0f;
     for (size_t r = 0; r < t->rows; r++)
         for (size_t c = 0; c < t->columns; c++)
             j->values[r * t->columns + c] = *x_at(j, t->row + r, t->column + c);
-    if (j->op->how.hadamard && t->rows == ROTATED)
-        rotate(j->values);
+    if (j->op->how.hadamard && t->rows == MOERT_ROTATED)
+        moert_block_rotate(j->values);
     for (size_t i = 0; i < t->rows * t->columns; i++) {
         const float magnitude = fabsf(j->values[i]);
         if (isnan(magnitude) || magnitude > amax)

@@ -1,10 +1,13 @@
 // run: check=1,1gpu all=1san
 /* Fake quantization: both backends give the bf16 values of quantizing and dequantizing, along rows
  * and down columns, for every format, for groups of any size, gaps between rows, float32 and bf16
- * rows. NVFP4's values come from plain arithmetic, since its scales need no global scale. */
+ * rows. Values of NVFP4 and FP8_BLOCK, whose scales differ from those of quantizing, come from plain
+ * arithmetic, as do rotated and stochastically rounded ones. */
 #include <float.h>
 
 #include "base/dtype.h"
+#include "base/memory.h"
+#include "base/rng.h"
 #include "quant/backend.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/quant/quantized.h"
@@ -12,11 +15,16 @@
 
 enum { GROUPS = 5, ROWS = 170, UNUSED = 3 }; /* UNUSED rows follow the last group */
 static const uint32_t ends[GROUPS] = {1, 1, 34, 163, ROWS - UNUSED};
+static const uint32_t draws[GROUPS][2] = {{8, 3}, {16, 0}, {2, 100}, {40, UINT32_MAX - 60}, {0, 5}};
+static const uint64_t SEED = 0x123456789ull;
 
 typedef struct form {
     moert_format format;
     moert_dtype type;
     size_t columns, stride;
+    moert_axis axis; /* ROW, or TILE */
+    moert_rounding rounding;
+    bool hadamard;
 } form;
 
 /* Normal values of all sizes, whole rows of tiny ones; zeros, NaN, infinities, and tiny, large and
@@ -40,56 +48,99 @@ static float *hostile_rows(const form *f) {
     return x;
 }
 
-/* NVFP4: a scale with 4 significant bits and the range of float32, in plain arithmetic. */
-static double scale_of(float amax) {
+/* A block of consecutive rows of a group and consecutive columns. */
+typedef struct block {
+    size_t group, row, rows, column, columns;
+    bool down;
+} block;
+
+/* The block's scale in plain arithmetic. NVFP4: 4 significant bits and the range of float32;
+ * FP8_BLOCK: a power of two. */
+static double scale_of(const form *f, float amax) {
+    const bool nvfp4 = f->format == MOERT_FORMAT_NVFP4;
     int exponent;
-    const float t = fminf(amax, FLT_MAX) * (1.0f / 6.0f);
+    const float t = fminf(amax, FLT_MAX) * (1.0f / (nvfp4 ? 6.0f : 448.0f));
     const double m = frexp((double)t, &exponent);
-    return isnan(amax) ? NAN : t < 0x1p-126f ? 0.0 : ldexp(nearbyint(16.0 * m), exponent - 4);
+    if (isnan(amax))
+        return NAN;
+    if (nvfp4)
+        return t < 0x1p-126f ? 0.0 : ldexp(nearbyint(16.0 * m), exponent - 4);
+    return t == 0.0f ? 0x1p-127 : fmax(0x1p-127, ldexp(1.0, m > 0.5 ? exponent : exponent - 1));
 }
 
-/* Rounds `count` values that lie `apart` elements apart to NVFP4's values in bf16. */
-static void round_block(const float *x, size_t count, size_t apart, uint16_t *to, size_t to_apart) {
-    float amax = 0.0f;
-    for (size_t i = 0; i < count; i++)
-        amax = isnan(amax) || isnan(x[i * apart]) ? NAN : fmaxf(amax, fabsf(x[i * apart]));
-    const double scale = scale_of(amax);
+static double rounded_element(const form *f, const block *b, double x, size_t row, size_t column) {
+    const moert_dtype element = moert_format_element(f->format);
+    if (f->rounding != MOERT_ROUNDING_STOCHASTIC)
+        return oracle_value(element, oracle_code(element, x));
+    const size_t vectors = (f->columns + 15) / 16;
+    const uint32_t stream = draws[b->group][0] + (b->down && f->axis != MOERT_AXIS_TILE),
+                   drawn = (uint32_t)row + draws[b->group][1];
+    const moert_random random =
+        moert_rng_block(SEED, stream, (uint64_t)drawn * vectors + column / 16);
+    const double u = (random.word[column % 16 / 4] >> column % 4 * 8 & 0xFF) + 0.5;
+    const double a = fmin(fabs(x), 6.0), step = a < 2 ? 0.5 : a < 4 ? 1 : 2;
+    return copysign(floor((a + u / 256 * step) / step) * step, x);
+}
+
+/* The Hadamard matrix of order 16 with changed signs, times the block's rows, divided by 4. */
+static double rotated(const form *f, const float *x, const block *b, size_t r) {
+    static const int negative = 0xD7E8;
+    double sum = 0.0;
+    for (size_t i = 0; i < b->rows; i++) {
+        const double v = (double)x[(b->row + i) * f->stride + b->column];
+        sum += (__builtin_popcount((unsigned)(r & i)) + (negative >> i)) % 2 != 0 ? -v : v;
+    }
+    return sum / 4.0;
+}
+
+/* Rounds a block in plain arithmetic to bf16 values. */
+static void round_block(const form *f, const float *x, const block *b, uint16_t *to) {
+    static double values[128 * 128];
+    const size_t count = b->rows * b->columns;
+    double amax = 0.0;
     for (size_t i = 0; i < count; i++) {
-        const float inverse = (float)(1.0 / scale), scaled = x[i * apart] * inverse;
+        const size_t r = i / b->columns;
+        values[i] = f->hadamard && b->down && b->rows == 16
+                        ? rotated(f, x, b, r)
+                        : (double)x[(b->row + r) * f->stride + b->column + i % b->columns];
+        amax = isnan(amax) || isnan(values[i]) ? NAN : fmax(amax, fabs(values[i]));
+    }
+    const double scale = scale_of(f, (float)amax);
+    for (size_t i = 0; i < count; i++) {
+        const size_t row = b->row + i / b->columns, column = b->column + i % b->columns;
+        const float inverse = (float)(1.0 / scale), scaled = (float)values[i] * inverse;
         const double element =
-            isnan(scale)
-                ? NAN
-                : oracle_value(MOERT_DTYPE_E2M1, oracle_code(MOERT_DTYPE_E2M1, (double)scaled));
-        to[i * to_apart] = (uint16_t)moert_dtype_encode(
+            isnan(scale) ? NAN : rounded_element(f, b, (double)scaled, row, column);
+        to[row * f->columns + column] = (uint16_t)moert_dtype_encode(
             MOERT_DTYPE_BF16, scale == 0.0 ? 0.0f : (float)(element * scale));
     }
 }
 
-static const uint16_t *round_nvfp4(const form *f, const float *x, moert_axis axis) {
-    const size_t n = f->columns;
+static const uint16_t *round_plainly(const form *f, const float *x, bool down) {
+    const size_t n = f->columns, size = moert_format_block(f->format);
+    const bool tiles = f->axis == MOERT_AXIS_TILE;
+    const size_t height = down || tiles ? size : 1, width = down && !tiles ? 1 : size;
     uint16_t *to = test_alloc(ROWS * n * sizeof *to);
     memset(to, QUANTIZED_UNSET, ROWS * n * sizeof *to);
     for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++])
-        for (size_t row = start; row < ends[g]; row += axis == MOERT_AXIS_ROW ? 1 : 16)
-            for (size_t c = 0; c < n; c += axis == MOERT_AXIS_ROW ? 16 : 1) {
-                const size_t left = axis == MOERT_AXIS_ROW ? n - c : ends[g] - row;
-                const bool along = axis == MOERT_AXIS_ROW;
-                round_block(x + row * f->stride + c, left < 16 ? left : 16, along ? 1 : f->stride,
-                            to + row * n + c, along ? 1 : n);
-            }
+        for (size_t row = start; row < ends[g]; row += height)
+            for (size_t c = 0; c < n; c += width)
+                round_block(f, x,
+                            &(block){g, row, moert_min(height, ends[g] - row), c,
+                                     moert_min(width, n - c), down},
+                            to);
     return to;
 }
 
-/* Quantizes and dequantizes the rows along an axis, with the reference backend. */
-static const void *plain(const form *f, const moert_fake_quantize *op, const float *x,
-                         moert_axis axis) {
+/* Quantizes and dequantizes the rows with the reference backend. */
+static const void *quantize_back(const form *f, const moert_fake_quantize *op, const float *x,
+                                 bool down) {
     float *dense = test_alloc(ROWS * f->columns * sizeof *dense);
-    if (f->format == MOERT_FORMAT_NVFP4)
-        return round_nvfp4(f, x, axis);
     for (size_t i = 0; i < ROWS * f->columns; i++)
         dense[i] = x[i / f->columns * f->stride + i % f->columns];
     moert_quantize q = quantize_op(&op->how, ROWS, f->columns);
-    q.how.axis = axis;
+    if (down && f->axis != MOERT_AXIS_TILE)
+        q.how.axis = MOERT_AXIS_COLUMN;
     q.groups = op->groups;
     q.blocks = moert_row_blocks(ends, GROUPS, moert_format_block(f->format));
     const moert_quantized_shape z = moert_quantized_shape_of(&q.how, ROWS, f->columns, q.blocks);
@@ -103,19 +154,32 @@ static const void *plain(const form *f, const moert_fake_quantize *op, const flo
     return download(q.x, ROWS * f->columns * sizeof(uint16_t));
 }
 
-static void check(const form *f) {
+static const void *expected(const form *f, const moert_fake_quantize *op, const float *x,
+                            bool down) {
+    const bool plain = f->format == MOERT_FORMAT_NVFP4 || f->format == MOERT_FORMAT_FP8_BLOCK;
+    return plain ? round_plainly(f, x, down) : quantize_back(f, op, x, down);
+}
+
+static moert_fake_quantize op_of(const form *f, const float *x) {
+    return (moert_fake_quantize){.how = HOW(.format = f->format, .axis = f->axis,
+                                            .rounding = f->rounding, .hadamard = f->hadamard,
+                                            .seed = SEED),
+                                 .groups = {upload(ends, sizeof ends), GROUPS, ROWS},
+                                 .draws = upload(draws, sizeof draws),
+                                 .columns = f->columns,
+                                 .x = upload_as(x, ROWS * f->stride, f->type),
+                                 .x_type = f->type,
+                                 .x_stride = f->stride};
+}
+
+static void check(const form *f, const float *x) {
     const size_t bytes = ROWS * f->columns * sizeof(uint16_t);
-    float *x = hostile_rows(f);
-    moert_fake_quantize op = {.how = HOW(.format = f->format),
-                              .groups = {upload(ends, sizeof ends), GROUPS, ROWS},
-                              .columns = f->columns,
-                              .x = upload_as(x, ROWS * f->stride, f->type),
-                              .x_type = f->type,
-                              .x_stride = f->stride};
-    const void *want_along = plain(f, &op, x, MOERT_AXIS_ROW),
-               *want_down = plain(f, &op, x, MOERT_AXIS_COLUMN);
+    moert_fake_quantize op = op_of(f, x);
+    const void *want_along = expected(f, &op, x, false), *want_down = expected(f, &op, x, true);
     for (size_t b = 0; b < BACKENDS; b++)
         for (int results = 1; results < 4; results++) {
+            if (f->axis == MOERT_AXIS_TILE && results == 2)
+                continue;
             set_variable("MOERT_BACKEND", backends[b]);
             op.along = results & 1 ? unset_bytes(bytes) : NULL;
             op.down = results & 2 ? unset_bytes(bytes) : NULL;
@@ -129,16 +193,81 @@ static void check(const form *f) {
     set_variable("MOERT_BACKEND", NULL);
 }
 
+static const size_t columns[] = {128, 1, 52, 1100};
+
+static form form_of(moert_format format, size_t i) {
+    const bool bf16 = (i + format) % 2;
+    return (form){.format = format,
+                  .type = bf16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
+                  .columns = columns[i],
+                  .stride = columns[i] + (i % 2 == 0 ? 12 : bf16)};
+}
+
 TEST(test_values_are_those_of_quantizing_and_dequantizing) {
-    static const size_t columns[] = {128, 1, 52, 1100};
     for (moert_format format = 0; format <= MOERT_FORMAT_FP8_BLOCK; format++)
         for (size_t i = 0; i < MOERT_COUNT(columns); i++) {
-            const bool bf16 = (i + format) % 2;
-            check(&(form){.format = format,
-                          .type = bf16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32,
-                          .columns = columns[i],
-                          .stride = columns[i] + (i % 2 == 0 ? 12 : bf16)});
+            const form f = form_of(format, i);
+            check(&f, hostile_rows(&f));
         }
+}
+
+TEST(test_tiles_have_one_scale) {
+    static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
+                                           MOERT_FORMAT_FP8_BLOCK};
+    for (size_t i = 0; i < MOERT_COUNT(formats); i++) {
+        form f = form_of(formats[i], 2 + i % 2);
+        f.axis = MOERT_AXIS_TILE;
+        check(&f, hostile_rows(&f));
+    }
+}
+
+TEST(test_stochastic_rounding_draws_by_stream_row_and_column) {
+    for (size_t i = 0; i < MOERT_COUNT(columns); i++) {
+        form f = form_of(MOERT_FORMAT_NVFP4, i);
+        f.rounding = MOERT_ROUNDING_STOCHASTIC;
+        check(&f, hostile_rows(&f));
+    }
+}
+
+/* Rows are small integers, so that the sums of a rotation are exact. */
+TEST(test_only_whole_blocks_of_rows_are_rotated) {
+    for (size_t i = 0; i < 2 * MOERT_COUNT(columns); i++) {
+        form f = form_of(MOERT_FORMAT_NVFP4, i / 2);
+        f.hadamard = true;
+        f.rounding = i % 2 == 0 ? MOERT_ROUNDING_STOCHASTIC : MOERT_ROUNDING_NEAREST;
+        float *x = random_floats(ROWS * f.stride, 6.0f, 4);
+        for (size_t k = 0; k < ROWS * f.stride; k++)
+            x[k] = nearbyintf(x[k]);
+        check(&f, x);
+    }
+}
+
+/* Rounds more than 10^6 values in blocks whose scale is 1. The mean of the errors is within five of
+ * its standard deviations of 0. */
+TEST(test_stochastic_rounding_is_unbiased) {
+    enum { M = 1100, N = 1024 };
+    float *x = random_floats(M * N, 6.0f, 9), *values = test_alloc(M * N * sizeof *values);
+    static const uint32_t none[2];
+    moert_buffer *along = unset_bytes(M * N * sizeof(uint16_t));
+    for (size_t i = 0; i < M * N; i++)
+        x[i] = i % 16 == 0 ? 6.0f : fmodf(x[i], 6.0f);
+    const moert_fake_quantize op = {
+        .how = HOW(.format = MOERT_FORMAT_NVFP4, .rounding = MOERT_ROUNDING_STOCHASTIC),
+        .groups = {NULL, 1, M},
+        .draws = upload(none, sizeof none),
+        .columns = N,
+        .x = upload_floats(x, M * N),
+        .along = along};
+    ASSERT_OK(moert_fake_quantize_run(&op));
+    download_as(along, values, M * N, MOERT_DTYPE_BF16);
+    double sum = 0.0, squares = 0.0;
+    for (size_t i = 0; i < M * N; i++) {
+        const double error = fabs((double)values[i]) - fabs((double)x[i]);
+        sum += error;
+        squares += error * error;
+    }
+    print_message("# mean error: %.2f standard deviations\n", sum / sqrt(squares));
+    assert_true(squares > 0.0 && fabs(sum) < 5.0 * sqrt(squares));
 }
 
 TESTS(open_test_device, close_test_device)
