@@ -319,7 +319,7 @@ stop:
 
 /* Returns the largest error of y and dx that rounding in the chosen precision explains. */
 static double bound(void) {
-    static const double of_precision[] = {1e-5, 0.03, 0.15, 0.5};
+    static const double of_precision[] = {1e-5, 0.03, 0.15, 0.5, 0.15, 0.5};
     static const double of_dispatch[] = {1e-5, 0.15, 0.03};
     static const double of_combine[] = {1e-5, 0.03};
     return fmax(of_precision[precision], fmax(of_dispatch[dispatch], of_combine[combine]));

@@ -124,26 +124,6 @@ typedef struct moert_quantizer {
 #define MOERT_QUANTIZER_INIT MOERT_INIT(moert_quantizer, quantizer_, )
 
 /*
- * Training recipes: how the operands of the experts' three GEMMs are rounded. GEMMs accumulate in
- * float32; weights, gradients and the optimizer stay float32.
- *   F32    no rounding
- *   BF16   to nearest even. GEMMs on tensor cores also round the two results that the GLU's
- *          backward reads, unless experts have biases
- *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the reduction index
- *   NVFP4  E2M1 in blocks of 16 along the reduction index. A block's scale is its amax / 6, rounded
- *          to the 3 mantissa bits of E4M3, without the limits of E4M3's exponents. So there is no
- *          global scale, and a row's values do not depend on other rows
- * In MXFP8 and NVFP4, the rows between the GEMMs are kept as with BF16.
- * With all three, devices may treat operands and sums below 2^-126 as 0.
- */
-typedef enum moert_precision {
-    MOERT_PRECISION_F32,
-    MOERT_PRECISION_BF16,
-    MOERT_PRECISION_MXFP8,
-    MOERT_PRECISION_NVFP4
-} moert_precision;
-
-/*
  * The format in which dispatch sends rows of x and dy from their token's rank to the owners of its
  * experts.
  *   F32    unchanged, 4H bytes

@@ -24,6 +24,7 @@
 #include "moert/context.h"
 #include "moert/formats.h"
 #include "moert/glu.h"
+#include "moert/recipe.h"
 #include "moert/router.h"
 
 #ifdef __cplusplus
@@ -43,8 +44,9 @@ MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moer
  * Like moert_mesh_create, but with exact replicas: on CPUs, results have the same bits as with EDP
  * 1 (moert_layer_place names the exceptions). Groups are consecutive ranks. A replica computes the
  * rows of its group's tokens, except that the replica of a preceding group may compute an expert's
- * first rows, at most 63. The weight gradient of an expert is one sum, which passes from replica to
- * replica. One replica gets the complete sum, and sends the expert's weights to the other replicas.
+ * first rows, at most 127. The weight gradient of an expert is one sum, which passes from replica
+ * to replica. One replica gets the complete sum, and sends the expert's weights to the other
+ * replicas.
  */
 MOERT_API moert_status moert_mesh_create_exact(moert_context *context, size_t ep,
                                                moert_mesh **mesh);
@@ -88,6 +90,12 @@ typedef struct moert_batch {
     moert_dtype type;
     const moert_buffer *bf16; /* NULL, or [T,H] a copy of the float32 x rounded to bf16, which a
                                  bf16 dispatch then reads */
+    /* The seed of stochastic rounding, the same on all ranks. The random bits of an element depend
+     * on this seed, the expert, the row among the expert's rows on all ranks, and the column, so
+     * give each batch another seed. */
+    uint64_t draws;
+    bool bf16_operands; /* the same on all ranks: a layer with a recipe rounds all operands of this
+                           batch's GEMMs to bf16 instead, as for MOERT_PRECISION_BF16 */
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )
@@ -122,6 +130,7 @@ typedef struct moert_layer_options {
                                experts, also of the shared expert, again, so forward need not keep
                                their results. y and all gradients have the same bits as without this
                                option. Not with deferred_wgrad */
+    moert_recipe recipe;    /* with precision MOERT_PRECISION_RECIPE */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \

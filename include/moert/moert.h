@@ -7,6 +7,7 @@
  *   router.h    routing options                 plan.h      counts, offsets and rows of an exchange
  *   glu.h       options of the GLU              formats.h   dtypes and block-scaled formats
  *   ops.h       grouped GEMMs and fusions       quantize.h  quantizers, casts and layouts
+ *   recipe.h    training precisions
  *
  * All headers use these letters: T tokens of a rank, H hidden size, I intermediate size, E experts,
  * K experts per token, R ranks, EP ranks that share one set of experts, EDP replicas of that set, L
@@ -24,6 +25,7 @@
 #include "moert/ops.h"
 #include "moert/plan.h"
 #include "moert/quantize.h"
+#include "moert/recipe.h"
 #include "moert/router.h"
 #include "moert/status.h"
 #include "moert/version.h"

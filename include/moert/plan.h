@@ -50,8 +50,10 @@ typedef struct moert_plan {
     uint64_t *counts;        /* [ranks,E] slots of each rank for each expert */
     uint64_t *expert_counts; /* [E] slots of all ranks for each expert */
     uint32_t *ends;          /* [local_experts] cumulative ends of the experts' rows on this rank */
-    uint32_t *slot_rank;     /* [T,K] destination rank, or MOERT_PLAN_DROPPED */
-    uint32_t *slot_row;      /* [T,K] destination row in that rank's memory */
+    uint32_t *starts;    /* [local_experts] numbers of the experts' first rows on this rank among
+                                the expert's rows on all ranks (modulo 2^32) */
+    uint32_t *slot_rank; /* [T,K] destination rank, or MOERT_PLAN_DROPPED */
+    uint32_t *slot_row;  /* [T,K] destination row in that rank's memory */
     uint32_t *slot_position; /* [T,K] position in the rows sent from here, sorted by rank, then
                                 row */
     size_t *send_rows;       /* [ranks] rows from this rank to each rank */

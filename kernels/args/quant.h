@@ -45,8 +45,8 @@ typedef struct moert_quantize_args {
     args_u64 q_bytes, scales, seed, x_stride;
     args_u32 groups, rows;
     args_i32 columns, strip, x_runs, x_type, group_scales, scale_rounding, hadamard;
-    args_u32 blocks;
+    args_u32 blocks, draws_at, stream;
 } moert_quantize_args;
-MOERT_ARGS_LAYOUT(moert_quantize_args, blocks, 68, 72)
+MOERT_ARGS_LAYOUT(moert_quantize_args, stream, 76, 80)
 
 #endif

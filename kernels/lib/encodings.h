@@ -187,8 +187,8 @@ static inline uvec encode_half_steps(vec x) {
     return isnan(x) ? 7u : code;
 }
 
-/* Rounds to an E2M1 value, up with a probability that grows with the distance; `random` has 8 random
- * bits, which count as the middle of their 1/256. A NaN becomes 6. */
+/* Rounds to an E2M1 value, up with a probability that grows with the distance. `random` has 8
+ * random bits r, which count as (r + 1/2) / 256. A NaN becomes 6. */
 static inline vec round_stochastic(vec x, uvec random) {
     const vec a = fmin(fabs(x), 6.0f), step = a < 2.0f   ? (vec)0.5f
                                               : a < 4.0f ? (vec)1.0f

@@ -36,12 +36,14 @@ static inline uvec largest_lanes(uvec v[VEC]) {
 /* Loads WIDE vectors of a row, of whose elements n exist. */
 static inline void load_wide(const task *t, vec x[WIDE], uint row, int column, int n) {
     UNROLL_FOR(int i = 0; i < WIDE; i++)
-    x[i] = n > i * VEC ? floats_of(load_step(t, row, column + i * VEC, n - i * VEC)) : (vec)0.0f;
+        x[i] =
+            n > i * VEC ? floats_of(load_step(t, row, column + i * VEC, n - i * VEC)) : (vec)0.0f;
 }
 
 static inline uvec wide_largest(const vec x[WIDE]) {
     uvec largest = 0;
-    UNROLL_FOR(int i = 0; i < WIDE; i++) largest = larger_bits(largest, x[i]);
+    UNROLL_FOR(int i = 0; i < WIDE; i++)
+        largest = larger_bits(largest, x[i]);
     return largest;
 }
 

@@ -6,7 +6,7 @@
  *   along[M,N]   blocks of BLOCK columns of a row    (ROW of quantize.cl)
  *   down[M,N]    blocks of BLOCK rows of a group     (COLUMN of quantize.cl); with HADAMARD, whole
  *                                                    blocks are rotated first
- *   TILES        blocks of BLOCK x BLOCK             (TILE of quantize.cl); along and down are equal
+ *   TILES        blocks of BLOCK x BLOCK             (TILE of quantize.cl); along equals down
  *
  * NVFP4's block scales keep the 3 mantissa bits of E4M3, but have the range of float32, as with a
  * global scale for each block that is a power of two. Scales of blocks of 128 are powers of two.
@@ -16,8 +16,9 @@
  * block. Rows past the last end are not touched.
  *
  * With ROUNDING 3, the random bits of an element of group g are byte column % 16 of Philox4x32-10
- * with key seed and counter (stream, (row + first) * ceil(N/16) + column / 16), where draws[g] =
- * (stream, first), the sum row + first has 32 bits, and `down` takes stream + 1.
+ * with key seed and counter (stream, (row + first) * ceil(N/16) + column / 16). The words
+ * draws[args.draws_at + 2 g] are (stream - args.stream, first); the sum row + first has 32 bits;
+ * `down` takes stream + 1.
  *
  * Required: BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE (0 powers of two, 1 with 4 significant bits),
  * LARGEST and LARGEST_EXPONENT, for 4-bit elements ROUNDING (1 to nearest, 3 stochastic) and RULE
@@ -61,7 +62,7 @@ typedef struct task {
     part p;
     global const void *x;
     global ushort *along, *down;
-    uint stream, first_row; /* with RANDOM: draws[p.group] */
+    uint stream, first_row; /* with RANDOM */
 } task;
 
 /* The scales of a vec of columns or of rows, or one scale in all lanes. Elements are x * factor,
@@ -254,7 +255,7 @@ static inline void round_block(const task *t, local float *row_group,
 }
 
 KERNEL_OF(ROW_GROUPS)
-void fake_quantize(global const uint *ends, global const void *x, global const uint2 *draws,
+void fake_quantize(global const uint *ends, global const void *x, global const uint *draws,
                    global ushort *along, global ushort *down, moert_quantize_args args) {
     ROW_GROUP_OF(ROW_GROUPS);
     PEAKS;
@@ -262,8 +263,9 @@ void fake_quantize(global const uint *ends, global const void *x, global const u
     if (t.p.rows == 0)
         return;
 #if RANDOM
-    t.stream = draws[t.p.group].x;
-    t.first_row = draws[t.p.group].y;
+    const uint draw = args.draws_at + 2 * t.p.group;
+    t.stream = draws[draw] + args.stream;
+    t.first_row = draws[draw + 1];
 #endif
     round_block(&t, row_group[row_group_index()], peaks);
 }

@@ -30,6 +30,11 @@ moert_random moert_rng_block(uint64_t key, uint64_t counter_high, uint64_t count
     return (moert_random){{c0, c1, c2, c3}};
 }
 
+uint64_t moert_rng_key(uint64_t key, uint64_t counter_high, uint64_t counter_low) {
+    const moert_random r = moert_rng_block(key, counter_high, counter_low);
+    return (uint64_t)r.word[1] << 32 | r.word[0];
+}
+
 static double unit(uint32_t high, uint32_t low) {
     uint64_t bits = ((uint64_t)high << 32 | low) >> 11;
     return (double)bits * 0x1p-53;

@@ -17,6 +17,9 @@ typedef struct moert_random {
 /* Four uniform 32-bit words for (key, counter). */
 moert_random moert_rng_block(uint64_t key, uint64_t counter_high, uint64_t counter_low);
 
+/* A key for other calls. */
+uint64_t moert_rng_key(uint64_t key, uint64_t counter_high, uint64_t counter_low);
+
 /* Uniform in [0, 1), 53 bits, number `index` of stream (key, stream). */
 double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index);
 

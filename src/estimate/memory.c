@@ -129,6 +129,7 @@ static void make_shape(const moert_memory_setting *setting, size_t rank, moert_m
     s->model.chunk = moert_head_rows(c, s->model.tokens, setting->length);
     set_rows(setting, rank, s);
     s->choices = moert_layer_choose(&s->options, setting->device, s->layer.local);
+    s->layer.casts = s->choices.casts;
     s->layer.given = c->dense != MOERT_PRECISION_F32;
 }
 

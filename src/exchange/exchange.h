@@ -146,9 +146,14 @@ moert_status moert_window_reserve_slots(moert_window *window, const moert_exchan
  * same error (ERROR_MISMATCH if the ranks differ in topk). Collective: one all-gather of E counts
  * per rank.
  */
+enum { MOERT_STREAMS = 4 }; /* streams of random bits of an expert */
+
 struct moert_exchange_plan {
     moert_plan *plan;
     moert_buffer *ends;            /* uint32 [local slots]: the end of each local slot's rows; then
+                                      [local slots, 2] for random bits of the rows: the first of
+                                      MOERT_STREAMS streams of the slot's expert, and the number of
+                                      row 0 among the expert's rows on all ranks (modulo 2^32); then
                                       the table of exchange/plan.cl */
     moert_buffer *destination;     /* uint32 [T,K,2]: rank, row; MOERT_PLAN_DROPPED if dropped */
     moert_buffer *packed;          /* staged engine: uint32 [T,K,2]: (0, row among the packed rows);

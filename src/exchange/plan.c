@@ -37,7 +37,8 @@ typedef struct moert_planner {
     uint64_t *counts;               /* [ranks,E] */
     size_t entries;                 /* number of entries for which `table` and `lanes` are
                                        allocated */
-    uint32_t (*table)[ENTRY_WORDS]; /* [entries] the plan's ends, then an entry for each lane */
+    uint32_t (*table)[ENTRY_WORDS]; /* [entries] the plan's ends and draws, then an entry for each
+                                       lane */
     moert_lane *lanes;              /* [entries] */
     moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */
     moert_staging *totals;          /* uint32 [E + 1] */
@@ -84,9 +85,9 @@ void moert_exchange_free_planner(moert_planner *planner) {
 }
 
 /* Index of the first moert_lane's entry in a plan's table. The table begins with the ends of the
- * local slots. */
+ * local slots, and two words for each slot by which random bits are drawn. */
 static size_t first_entry(size_t local) {
-    return moert_ceil_div(local, ENTRY_WORDS);
+    return moert_ceil_div(3 * local, ENTRY_WORDS);
 }
 
 static size_t entries_of(const moert_plan_sizes *s) {
@@ -94,7 +95,7 @@ static size_t entries_of(const moert_plan_sizes *s) {
 }
 
 #define PLAN(X)                                                                                    \
-    X(ends, "ends and lanes of plans", entries_of(s) * ENTRY_WORDS * sizeof(uint32_t))             \
+    X(ends, "ends, draws and lanes of plans", entries_of(s) * ENTRY_WORDS * sizeof(uint32_t))      \
     X(destination, "destinations of slots", 2 * s->slots * sizeof(uint32_t))                       \
     X(packed, "slots in packed order", s->packs ? 2 * s->slots * sizeof(uint32_t) : MOERT_NO_BUFFER)
 MOERT_BUFFER_TABLE(moert_exchange_plan_buffers, moert_exchange_plan, moert_plan_sizes, PLAN)
@@ -282,6 +283,16 @@ static moert_status write_table(moert_device *device, const uint32_t *words, siz
     return MOERT_OK;
 }
 
+/* Fills draws[L,2] of the plan's table (exchange.h). */
+static void fill_draws(const moert_plan *plan, uint32_t (*draws)[2]) {
+    const moert_expert_map *placement = plan->placement;
+    for (size_t s = 0; s < plan->local_experts; s++) {
+        const uint32_t expert = moert_expert_map_at(placement, placement->first[plan->rank] + s);
+        draws[s][0] = expert * MOERT_STREAMS;
+        draws[s][1] = plan->starts[s] - (s > 0 ? plan->ends[s - 1] : 0);
+    }
+}
+
 static moert_status place_slots(moert_exchange *exchange, const moert_planner *planner,
                                 const moert_exchange_plan *made) {
     const moert_exchange_slots *choice = &planner->choice;
@@ -291,6 +302,7 @@ static moert_status place_slots(moert_exchange *exchange, const moert_planner *p
     moert_plan_args args = args_of(choice);
     args.first = (uint32_t)first;
     memcpy(planner->table, plan->ends, plan->local_experts * sizeof *plan->ends);
+    fill_draws(plan, (uint32_t(*)[2])(planner->table[0] + plan->local_experts));
     fill_entries(plan, planner->lanes, planner->table + first);
     MOERT_TRY(write_table(exchange->device, planner->table[0], ENTRY_WORDS * entries, made->ends));
     return MOERT_RUN(exchange->device, "exchange/plan", "place_slots",

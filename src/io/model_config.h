@@ -11,6 +11,7 @@
 #include "base/rope.h"
 #include "moert/formats.h"
 #include "moert/glu.h"
+#include "moert/recipe.h"
 #include "moert/router.h"
 
 typedef enum moert_family {
@@ -126,6 +127,7 @@ typedef struct moert_model_config {
     /* settings of the computation, which config.json does not hold; reading leaves them 0 (F32) */
     bool balanced_routing;     /* hashes of the routers' logits choose the experts */
     moert_precision precision; /* precision of the experts' GEMMs */
+    moert_recipe recipe;       /* the recipe of `precision` */
     moert_precision dense;     /* precision of all GEMMs except the experts' and the router's: F32
                                   or BF16 */
     moert_dispatch dispatch;

@@ -71,10 +71,18 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%d", external_routing)                                                                      \
     X("%d", shared_gate)                                                                           \
     X("%zu", slots)                                                                                \
-    X("%d", recompute_experts)
+    X("%d", recompute_experts)                                                                     \
+    X("%u", recipe.x)                                                                              \
+    X("%u", recipe.weight)                                                                         \
+    X("%u", recipe.dy)                                                                             \
+    X("%u", recipe.wgrad_x)                                                                        \
+    X("%u", recipe.wgrad_dy)                                                                       \
+    X("%.9g", recipe.bf16_first)                                                                   \
+    X("%.9g", recipe.bf16_last)                                                                    \
+    X("%.9g", recipe.bf16_finish)
 
 _Static_assert(sizeof(moert_layer_options) ==
-                   offsetof(moert_layer_options, recompute_experts) + sizeof(size_t),
+                   offsetof(moert_layer_options, recipe.bf16_finish) + sizeof(double),
                "OPTION_TABLE lists all fields up to the last one, named here");
 
 static void print_options(const void *options, FILE *file) {

@@ -11,7 +11,7 @@ moert_status moert_layer_check_choices(const moert_layer_options *o) {
     const struct {
         const char *name;
         unsigned value, most;
-    } choices[] = {{"precision", o->precision, MOERT_PRECISION_NVFP4},
+    } choices[] = {{"precision", o->precision, MOERT_PRECISION_RECIPE},
                    {"dense", o->dense, MOERT_PRECISION_BF16},
                    {"dispatch", o->dispatch, MOERT_DISPATCH_BF16},
                    {"combine", o->combine, MOERT_COMBINE_BF16}};
@@ -19,6 +19,8 @@ moert_status moert_layer_check_choices(const moert_layer_options *o) {
         if (choices[i].value > choices[i].most)
             return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %u, above %u", choices[i].name,
                               choices[i].value, choices[i].most);
+    if (o->precision == MOERT_PRECISION_RECIPE)
+        MOERT_TRY(moert_recipe_check(&o->recipe));
     if (o->dispatch == MOERT_DISPATCH_BF16 && o->hidden % 2 != 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "rows of an odd hidden size, %zu, are not dispatched as bf16", o->hidden);
@@ -56,11 +58,22 @@ static bool prepacks_in_order(const moert_device *device, size_t experts, size_t
            moert_panels_in_order(device, &out);
 }
 
+static bool casts_some(const moert_recipe *r) {
+    return r->x == 0 || r->weight == 0 || r->dy == 0 || r->wgrad_x == 0 || r->wgrad_dy == 0 ||
+           r->bf16_first > 0.0 || r->bf16_last > 0.0 || r->bf16_finish > 0.0;
+}
+
+/* Whether a dgrad can round dy both ways, also for the wgrad: by the same format and rounding. */
+static bool rounds_dy_alike(const moert_recipe *r) {
+    return r->dy != MOERT_ROUND_BF16 && r->dy == (r->wgrad_dy & ~(uint32_t)MOERT_ROUND_HADAMARD);
+}
+
 moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert_device *device,
                                        size_t experts) {
     const bool rounds = o->precision != MOERT_PRECISION_F32,
-               bf16 = o->precision == MOERT_PRECISION_BF16, quantizes = rounds && !bf16,
-               nvfp4 = o->precision == MOERT_PRECISION_NVFP4;
+               bf16 = o->precision == MOERT_PRECISION_BF16, quantizes = rounds && !bf16;
+    const moert_recipe *named = moert_recipe_of(o->precision),
+                       *recipe = named != NULL ? named : &o->recipe;
     const bool back_bf16 = o->combine == MOERT_COMBINE_BF16, biased = o->expert_biases;
     const size_t h = o->hidden, i = o->intermediate;
     const moert_dtype f32 = MOERT_DTYPE_F32, operand = rounds ? MOERT_DTYPE_BF16 : f32;
@@ -73,8 +86,9 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
         .v = moert_operand_between(device, biased ? f32 : operand, experts, h, i),
         .h = operand,
         .quantizes = quantizes,
-        .keeps_down = quantizes && !o->deferred_wgrad,
-        .format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
+        .keeps_down = rounds_dy_alike(recipe) && !o->deferred_wgrad,
+        .recipe = *recipe,
+        .casts = casts_some(recipe),
         .copies_in_order = prepacks_in_order(device, experts, h, i),
         .splits_router = rounds};
     const bool plain = o->dispatch == MOERT_DISPATCH_F32 && !rounds;

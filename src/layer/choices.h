@@ -6,7 +6,7 @@
  *   precision      operands of the experts' GEMMs                     v, dh      h      dv
  *   f32            float32                                            F32        F32    F32
  *   bf16           bf16                                               BF16 (1)   BF16   BF16 (2)
- *   mxfp8, nvfp4   the format's values in bf16 (rounding.h)           BF16 (1)   BF16   as v (3)
+ *   recipes        bf16, or a format's values in bf16 (rounding.h)    BF16 (1)   BF16   as v (3)
  *
  * (1) v and dh are F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and
  *     the gradient of the biases reads dv in float32.
@@ -45,9 +45,11 @@ typedef struct moert_layer_choices {
     moert_dtype operand;  /* dtype of the operands of the experts' GEMMs */
     moert_dtype received; /* x and dy as the GEMMs get them: BF16 if the GEMMs read the window */
     moert_dtype v, h, dv; /* dtype of v[M,2I] and dh[M,I], of h[M,I], and of dv[M,2I] */
-    bool quantizes;       /* operands are rounded to `format` first */
-    moert_format format;  /* MXFP8 or NVFP4 */
-    bool keeps_down;      /* a dgrad rounds y both ways and keeps the result for the wgrad */
+    bool quantizes;       /* operands are rounded by `recipe` */
+    moert_recipe recipe;  /* all operands in bf16 if the layer does not quantize */
+    bool casts;      /* some operands of the recipe are in bf16, or in some of a model's batches
+                             all are */
+    bool keeps_down; /* a dgrad rounds y both ways and keeps the result for the wgrad */
     bool copies_in_order; /* rounded copies of weights are bf16 in the weights' order */
     bool splits_router;   /* the router's GEMMs may split float32 operands into sums of bf16
                              values */

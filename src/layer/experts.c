@@ -70,7 +70,7 @@ moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int bloc
         add_glu(pass, gemm);
     }
     MOERT_TRY(take_operands(pass, block, planned));
-    return moert_round_take_weight(pass->layer, block, gemm);
+    return moert_round_take_weight(pass, block, gemm);
 }
 
 void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned) {

@@ -74,7 +74,6 @@ static moert_status compute_chunk(moert_pass *pass, const moert_row_groups *part
     moert_result y;
     moert_expert_gemm second;
     moert_phase_set(MOERT_PHASE_EXPERTS);
-    MOERT_TRY(moert_round_weights(layer));
     if (part->end == part->first)
         return moert_pass_activate(pass, part); /* this chunk has no experts: only allocates v and
                                                    h */

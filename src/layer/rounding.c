@@ -1,14 +1,34 @@
 /* Rounds the operands of the experts' GEMMs. */
 #include "layer/rounding.h"
 
+#include <string.h>
+
 #include "base/memory.h"
 #include "device/buffer.h"
 #include "layer/operand.h"
 #include "quant/fake_quantize.h"
 
-static moert_quantizer quantizer_of(const moert_layer_choices *choices) {
+/* The recipe of a pass: that of the layer, or all operands in bf16 if the batch asks for it. */
+static const moert_recipe *recipe_of(const moert_pass *pass) {
+    return pass->batch.bf16_operands ? moert_recipe_of(MOERT_PRECISION_BF16)
+                                     : &pass->layer->choices.recipe;
+}
+
+/* The rounding of operand x or y of a GEMM. */
+static uint32_t rounding_of(const moert_recipe *r, moert_gemm_kind kind, bool y) {
+    if (kind == MOERT_GEMM_WGRAD)
+        return y ? r->wgrad_dy : r->wgrad_x;
+    return y ? r->dy : r->x;
+}
+
+static moert_quantizer quantizer_of(uint32_t rounding, uint64_t seed) {
     moert_quantizer how = MOERT_QUANTIZER_INIT;
-    how.format = choices->format;
+    how.format = (moert_format)((rounding & MOERT_ROUND_FORMAT) - 1);
+    how.axis = rounding & MOERT_ROUND_TILES ? MOERT_AXIS_TILE : MOERT_AXIS_ROW;
+    how.rounding =
+        rounding & MOERT_ROUND_STOCHASTIC ? MOERT_ROUNDING_STOCHASTIC : MOERT_ROUNDING_NEAREST;
+    how.hadamard = (rounding & MOERT_ROUND_HADAMARD) != 0;
+    how.seed = seed;
     return how;
 }
 
@@ -17,7 +37,7 @@ static moert_quantizer quantizer_of(const moert_layer_choices *choices) {
 void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCHES]) {
     const moert_layer_choices *c = s->choices;
     const size_t experts = s->local, h = s->options->hidden, i = s->options->intermediate;
-    if (!c->quantizes)
+    if (c->recipe.weight == MOERT_ROUND_BF16)
         return;
     moert_scratch_need(floats, MOERT_SCRATCH_ENDS, experts);
     if (!c->copies_in_order)
@@ -51,7 +71,9 @@ static moert_status make_copies(moert_mesh *mesh, moert_rounded *rounded,
     for (size_t i = 0; i < 2; i++) {
         op->along = i == 0 ? values : NULL;
         op->down = i == 0 ? NULL : values;
-        MOERT_TRY(moert_fake_quantize_run(op));
+        if (i == 0 ||
+            op->how.axis != MOERT_AXIS_TILE) /* both copies of tiles have the same values */
+            MOERT_TRY(moert_fake_quantize_run(op));
         MOERT_TRY(make_copy(mesh, rounded, use[i], n, values));
     }
     return MOERT_OK;
@@ -73,31 +95,21 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
         if (rounded->panels[use[i]] == NULL)
             MOERT_TRY(moert_panels_create(mesh->device, &shape, &rounded->panels[use[i]]));
     }
-    moert_fake_quantize op = {.how = quantizer_of(&layer->choices),
+    moert_fake_quantize op = {.how = quantizer_of(layer->choices.recipe.weight, 0),
                               .groups = {ends, experts, experts * n},
                               .columns = k,
                               .x = layer->block[block]->tensor[EXPERT_WEIGHT].weight};
     return make_copies(mesh, rounded, use, &op);
 }
 
-moert_status moert_round_weights(moert_layer *layer) {
+/* Rounds the weights again if they have changed. */
+static moert_status refresh_weights(moert_layer *layer) {
     const size_t hidden = layer->options.hidden, width = layer->options.intermediate;
-    if (!layer->choices.quantizes || !layer->weights_changed)
+    if (!layer->weights_changed)
         return MOERT_OK;
     MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_IN, 2 * width, hidden));
     MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_OUT, hidden, width));
     layer->weights_changed = false;
-    return MOERT_OK;
-}
-
-moert_status moert_round_take_weight(moert_layer *layer, int block, moert_gemm *gemm) {
-    const moert_panels_use use = moert_panels_use_of(gemm);
-    const moert_rounded *rounded = &layer->rounded[block];
-    if (!layer->choices.quantizes)
-        return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
-    gemm->panels = rounded->panels[use];
-    if (gemm->panels == NULL)
-        gemm->weight.buffer = rounded->weight[use];
     return MOERT_OK;
 }
 
@@ -107,6 +119,23 @@ void moert_round_free(moert_layer *layer) {
             moert_panels_destroy(layer->rounded[i].panels[use]);
             moert_buffer_destroy(layer->rounded[i].weight[use]);
         }
+    memset(layer->rounded, 0, sizeof layer->rounded);
+    layer->weights_changed = true;
+}
+
+moert_status moert_round_take_weight(const moert_pass *pass, int block, moert_gemm *gemm) {
+    moert_layer *layer = pass->layer;
+    const moert_panels_use use = moert_panels_use_of(gemm);
+    const moert_rounded *rounded = &layer->rounded[block];
+    if (recipe_of(pass)->weight == MOERT_ROUND_BF16) {
+        moert_round_free(layer); /* the copies of earlier batches */
+        return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
+    }
+    MOERT_TRY(refresh_weights(layer));
+    gemm->panels = rounded->panels[use];
+    if (gemm->panels == NULL)
+        gemm->weight.buffer = rounded->weight[use];
+    return MOERT_OK;
 }
 
 /* ---- activations ---- */
@@ -129,13 +158,12 @@ static moert_status cast_rows(const moert_pass *pass, const moert_fake_quantize 
                                         target});
 }
 
-/* Makes the operand of a quantizing precision. *rows = the operand in scratch. */
+/* Rounds y both ways for a dgrad, or rounds one operand. *rows = the operand in scratch. */
 static moert_status quantize_rows(const moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                                   moert_fake_quantize *op, moert_matrix *rows) {
-    const moert_layer_choices *c = &pass->layer->choices;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     moert_buffer *down = NULL;
-    if (y && c->keeps_down)
+    if (y && pass->layer->choices.keeps_down)
         MOERT_TRY(moert_pass_scratch(
             pass, block == BLOCK_EXPERT_IN ? MOERT_USE_DOWN_IN : MOERT_USE_DOWN_OUT, &down));
     if (wgrad && down != NULL) {
@@ -147,22 +175,36 @@ static moert_status quantize_rows(const moert_pass *pass, const moert_gemm *gemm
     return moert_fake_quantize_run(op);
 }
 
+/* Describes the rounding of operand x or y of a GEMM. If a dgrad also rounds y for a wgrad, the
+ * wgrad's rounding, which may rotate blocks of rows, describes both. */
+static moert_fake_quantize describe(const moert_pass *pass, const moert_gemm *gemm, int block,
+                                    bool y, const moert_matrix *rows) {
+    const moert_recipe *recipe = recipe_of(pass);
+    const bool both = y && pass->layer->choices.keeps_down;
+    const uint32_t rounding = both ? recipe->wgrad_dy : rounding_of(recipe, gemm->kind, y);
+    return (moert_fake_quantize){
+        .how = quantizer_of(rounding, pass->batch.draws),
+        .groups = {gemm->groups.ends, gemm->groups.count, gemm->groups.rows},
+        .columns = y ? gemm->n : gemm->k,
+        .x = rows->buffer,
+        .x_type = rows->type,
+        .x_stride = rows->stride,
+        .draws = gemm->groups.ends,
+        .draws_at = gemm->groups.count,
+        .stream = block == BLOCK_EXPERT_IN ? 0 : MOERT_STREAMS / 2};
+}
+
 moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int block, bool y,
                               moert_matrix *rows) {
-    const moert_layer_choices *c = &pass->layer->choices;
+    const moert_dtype operand = pass->layer->choices.operand;
     const moert_layer_use use = block == BLOCK_EXPERT_IN ? (y ? MOERT_USE_Y_IN : MOERT_USE_X_IN)
                                                          : (y ? MOERT_USE_Y_OUT : MOERT_USE_X_OUT);
-    moert_fake_quantize op = {.how = quantizer_of(c),
-                              .groups = {gemm->groups.ends, gemm->groups.count, gemm->groups.rows},
-                              .columns = y ? gemm->n : gemm->k,
-                              .x = rows->buffer,
-                              .x_type = rows->type,
-                              .x_stride = rows->stride};
+    const bool bf16 = rounding_of(recipe_of(pass), gemm->kind, y) == MOERT_ROUND_BF16;
+    moert_fake_quantize op = describe(pass, gemm, block, y, rows);
     moert_buffer *target;
-    if (!c->quantizes && rows->type == c->operand)
+    if (bf16 && rows->type == operand)
         return MOERT_OK;
     MOERT_TRY(moert_pass_scratch(pass, use, &target));
-    *rows = (moert_matrix){.buffer = target, .type = c->operand};
-    return c->quantizes ? quantize_rows(pass, gemm, block, y, &op, rows)
-                        : cast_rows(pass, &op, target);
+    *rows = (moert_matrix){.buffer = target, .type = operand};
+    return bf16 ? cast_rows(pass, &op, target) : quantize_rows(pass, gemm, block, y, &op, rows);
 }

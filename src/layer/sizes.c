@@ -94,8 +94,8 @@ static bool rounds(const moert_layer_sizes *s, moert_dtype type) {
 
 /* Whether a cast reads a window's rows, which have gaps. */
 static bool has_gaps(const moert_layer_sizes *s) {
-    return s->choices->forth.encoding == MOERT_DISPATCH_F32 && !s->choices->quantizes &&
-           rounds(s, MOERT_DTYPE_F32) &&
+    return s->choices->forth.encoding == MOERT_DISPATCH_F32 &&
+           (s->choices->quantizes ? s->casts : rounds(s, MOERT_DTYPE_F32)) &&
            moert_window_stride_of(s->options->hidden) != s->options->hidden;
 }
 
@@ -158,7 +158,8 @@ moert_layer_sizes moert_pass_sizes(const moert_pass *pass) {
                                .sequences = pass->batch.sequences,
                                .rows = pass->plan != NULL ? pass->plan->plan->rows : 0,
                                .bf16 = pass->batch.type == MOERT_DTYPE_BF16,
-                               .sends = pass->back.slot_window != NULL};
+                               .sends = pass->back.slot_window != NULL,
+                               .casts = pass->batch.bf16_operands || layer->choices.casts};
 }
 
 moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use,

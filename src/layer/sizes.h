@@ -37,6 +37,7 @@ typedef struct moert_layer_sizes {
     bool given;                 /* the caller also has the rows in bf16 */
     bool bf16;                  /* the batch's rows are bf16 */
     bool sends;                 /* ranks push results (moert_transfer.slot_window) */
+    bool casts;                 /* some operands of a recipe are in bf16 */
 } moert_layer_sizes;
 
 /* The sizes of the shared expert's GLU; width 0: no shared expert. */

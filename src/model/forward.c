@@ -71,7 +71,9 @@ static moert_status take_batch(moert_run *run, const moert_model_batch *batch) {
                                .sequences = count,
                                .first_sequence = first,
                                .total_sequences = batch->total_sequences,
-                               .forward_only = batch->forward_only};
+                               .forward_only = batch->forward_only,
+                               .draws = batch->draws,
+                               .bf16_operands = batch->bf16_operands};
     run->given = *batch;
     run->length = length;
     const moert_model_sizes sizes = moert_run_sizes(run);

@@ -20,6 +20,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     options.correction_bias = config->correction_bias;
     options.expert_biases = config->expert_biases;
     options.precision = config->precision;
+    options.recipe = config->recipe;
     options.dense = config->dense;
     options.dispatch = config->dispatch;
     options.combine = config->combine;

@@ -1,4 +1,5 @@
 /* The MLP of a MoE layer: a moert_layer. */
+#include "base/rng.h"
 #include "model/layer_files.h"
 #include "model/sublayer.h"
 
@@ -17,8 +18,12 @@ static void destroy(moert_model_layer *layer) {
 }
 
 static moert_status forward(moert_run *run, moert_run_layer *layer) {
+    const moert_recipe *recipe = &run->config->recipe;
+    const size_t index = layer->of->moe_index;
     moert_batch batch = run->batch;
     batch.forward_only |= run->discards;
+    batch.draws = moert_rng_key(batch.draws, 0, index);
+    batch.bf16_operands |= moert_recipe_keeps_bf16(recipe, index, run->model->moe_layers);
     moert_model_discard(layer);
     batch.bf16 = run->bf16;
     return moert_layer_forward(layer->of->moe, &batch, layer->activations->post_normed, layer->out,

@@ -133,6 +133,9 @@ typedef struct moert_model_batch {
     /* With moert_run_cache: the number of tokens of each sequence that earlier forwards have left
      * in the cache. The batch continues the sequences after these tokens. */
     size_t past;
+    uint64_t draws;     /* the seed of stochastic rounding, another for each batch; the same on all
+                           ranks */
+    bool bf16_operands; /* MoE layers with a recipe compute in bf16 (moert_batch.bf16_operands) */
 } moert_model_batch;
 
 typedef struct moert_model_result {

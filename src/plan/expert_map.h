@@ -14,7 +14,7 @@
 
 #include "moert/plan.h"
 
-enum { MOERT_CUT_ROWS = 64 }; /* a member's range of rows begins at a multiple of 64 */
+enum { MOERT_CUT_ROWS = 128 }; /* a member's range of rows begins at a multiple of 128 */
 
 /* The values of MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
 #define MOERT_NO_EXPERT    UINT32_MAX

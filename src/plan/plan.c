@@ -125,8 +125,10 @@ static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
         uint64_t rows = 0;
         for (size_t s = 0; s < moert_expert_map_slots_of(placement, owner); s++) {
             lay_out_slot(plan, owner, placement->first[owner] + s, &rows, &position, lanes);
-            if (owner == plan->rank)
+            if (owner == plan->rank) {
                 plan->ends[s] = (uint32_t)rows;
+                plan->starts[s] = (uint32_t)rows_of(plan, placement->first[owner] + s).first;
+            }
         }
         if (rows >= UINT32_MAX)
             return MOERT_FAIL(ERROR_UNSUPPORTED,
@@ -221,6 +223,7 @@ moert_status moert_plan_create_placed(const moert_plan_shape *shape,
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->counts, ranks * experts));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->expert_counts, experts));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->ends, made->local_experts));
+    MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->starts, made->local_experts));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->send_rows, ranks));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->receive_rows, ranks));
     memcpy(made->counts, counts, ranks * experts * sizeof *counts);
@@ -263,6 +266,6 @@ void moert_plan_destroy(moert_plan *plan) {
     if (plan == NULL)
         return;
     moert_expert_map_destroy(plan->placement);
-    MOERT_FREE(plan->counts, plan->expert_counts, plan->ends, plan->slot_rank, plan->slot_row,
-               plan->slot_position, plan->send_rows, plan->receive_rows, plan);
+    MOERT_FREE(plan->counts, plan->expert_counts, plan->ends, plan->starts, plan->slot_rank,
+               plan->slot_row, plan->slot_position, plan->send_rows, plan->receive_rows, plan);
 }

@@ -19,8 +19,10 @@ static moert_status check_how(const moert_fake_quantize *op) {
             "%u of %s",
             (unsigned)how->rounding, (unsigned)how->nvfp4_rule, (int)how->hadamard,
             (unsigned)how->axis, moert_format_name(how->format));
-    return stochastic ? moert_check_buffer("draws", op->draws, op->groups.count, 2, 2, 4)
-                      : MOERT_OK;
+    return stochastic
+               ? moert_check_buffer("draws", op->draws, 1, op->draws_at + 2 * op->groups.count,
+                                    op->draws_at + 2 * op->groups.count, 4)
+               : MOERT_OK;
 }
 
 /* Checks the sizes and x. *full = the description with defaults filled in. */

@@ -7,11 +7,11 @@
  *               even; 0 below 2^-126
  *   FP8_BLOCK   scale = amax * f32(1/448), rounded up to a power of two (RCEIL)
  *
- * where amax is the block's. So every value, an E2M1 or E4M3 value times its block's scale, is exact
- * in bf16. NVFP4's scale has E4M3's rounding without E4M3's limits, so no global scale is needed: the
- * values are those of NVFP4 with any power of two as global scale for which the block's scale is
- * neither subnormal nor too large. A row then has the same values whatever rank it is on, without a
- * maximum over all ranks, and sums of products need no factor.
+ * where amax is the block's. So every value, an E2M1 or E4M3 value times its block's scale, is
+ * exact in bf16. NVFP4's scale has E4M3's rounding without E4M3's limits, so no global scale is
+ * needed: the values are those of NVFP4 with any power of two as global scale for which the block's
+ * scale is neither subnormal nor too large. A row then has the same values whatever rank it is on,
+ * without a maximum over all ranks, and sums of products need no factor.
  *
  * The call enqueues and returns; it is not collective. Errors: ERROR_USAGE (a buffer is missing
  * or too small), ERROR_UNSUPPORTED (a count of 2^31 or more, options that the fields do not list),
@@ -32,9 +32,12 @@ typedef struct moert_fake_quantize {
     const moert_buffer *x; /* [M,N] of x_type (F32 or BF16) at x_stride elements (0: dense) */
     moert_dtype x_type;
     size_t x_stride;
-    /* STOCHASTIC: uint32 [groups, 2]: (stream, first). Rows of a group draw as the rows row + first
-     * (modulo 2^32) of this stream, and `down` draws from stream + 1 */
+    /* STOCHASTIC: at word `draws_at`, uint32 [groups, 2]: (first stream, first row). Rows of a
+     * group draw as the rows row + first row (modulo 2^32) of the stream first stream + `stream`;
+     * `down` draws from the next stream */
     const moert_buffer *draws;
+    size_t draws_at;
+    uint32_t stream;
     moert_buffer *along; /* bf16 [M,N]: rounded in blocks of consecutive columns; or NULL */
     moert_buffer *down;  /* bf16 [M,N]: rounded in blocks of consecutive rows of a group, as
                             MOERT_AXIS_COLUMN; or NULL */

@@ -44,8 +44,7 @@ struct moert_trainer {
 /* Whether any GEMM of the model has bf16 operands. */
 static inline bool moert_trainer_uses_bf16(const moert_trainer *t) {
     const moert_model_config *c = moert_model_describe(t->model);
-    return c->dense != MOERT_PRECISION_F32 || c->precision == MOERT_PRECISION_BF16 ||
-           c->precision == MOERT_PRECISION_MXFP8;
+    return c->dense != MOERT_PRECISION_F32 || c->precision != MOERT_PRECISION_F32;
 }
 
 /* The number of sequences of the step that is computed. */

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/rng.h"
 #include "base/text.h"
 #include "device/profile/profile.h"
 #include "train/internal.h"
@@ -168,6 +169,12 @@ moert_status moert_trainer_load(moert_trainer *t) {
                             (unsigned long long)t->state.step, moert_trainer_batch(t) * o->length);
 }
 
+/* Whether the step is among the last ones, in which a recipe lets all layers compute in bf16. */
+static bool finishes_in_bf16(const moert_trainer *t) {
+    const double share = moert_model_describe(t->model)->recipe.bf16_finish;
+    return (double)(t->options->steps - t->state.step) <= share * (double)t->options->steps;
+}
+
 moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
     const moert_trainer_options *o = t->options;
     const size_t at = index * t->loaded.sequences * o->length;
@@ -178,7 +185,10 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
         .target = t->loaded.target + at,
         .positions = t->loaded.positions != NULL ? t->loaded.positions + at : NULL,
         .targets = t->targets,
-        .accumulate = index > 0};
+        .accumulate = index > 0,
+        .draws = moert_rng_key(o->seed, moert_rng_stream("rounding"),
+                               t->state.step * o->micro_batches + index),
+        .bf16_operands = finishes_in_bf16(t)};
     return moert_run_forward(t->run, &batch);
 }
 

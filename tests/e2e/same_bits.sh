@@ -25,6 +25,11 @@ gpt_oss='--form gpt-oss --kv-heads 2 --experts 6' moves='--aux-coef 0 --rebalanc
 clones='8 --batch 8 --micro-batches 2 --experts 4 --aux-coef 0 --rebalance 2 --spare-slots 2 --clones --precision'
 states='--kv-heads 2 --experts 6 --aux-coef 0 --rebalance 3 --spare-slots 1 --moments bf16 --gradients bf16'
 qwen3='--form qwen3-moe --kv-heads 2'
+# all of NVFP4's recipe in both layers, and a finish in bf16; the recipe itself keeps the last layer in bf16
+cat >"$all/recipe.json" <<'END'
+{"x": "nvfp4", "weight": "nvfp4 tiles", "dy": "nvfp4 stochastic", "wgrad_x": "nvfp4 hadamard", "wgrad_dy": "nvfp4 hadamard stochastic",
+ "bf16_finish": 0.3}
+END
 declare -A variants=(
     [mixtral]='30 --batch 8'
     [epochs]='30 --batch 8 --order epochs'
@@ -39,12 +44,13 @@ declare -A variants=(
     [balanced]='4 --batch 6 --form qwen3-moe --length 256 --balanced-routing'
     # experts that move between ranks, with checkpoints on the way
     [moving-f32]="10 $micro --experts 10 $moves --precision f32"
-    [moving-mxfp8]="10 $micro --experts 10 $moves --precision mxfp8"
+    [moving-nvfp4]="10 $micro --experts 10 $moves --precision $all/recipe.json"
     [moving-gpt-oss]="6 --batch 5 $gpt_oss --rebalance 2"
     # several ranks compute an expert together
     [cloned-f32]="$clones f32"
     [cloned-bf16]="$clones bf16"
-    [cloned-mxfp8]="$clones mxfp8"
+    [cloned-fp8]="$clones fp8"
+    [cloned-nvfp4]="$clones $all/recipe.json"
     [cloned-gpt-oss]="6 --batch 6 $gpt_oss --rebalance 2 --spare-slots 2 --clones"
     # optimizer states in bf16, whose bits do not depend on the placement of the experts
     [states-qwen3-moe]="10 --batch 6 --micro-batches 3 --form qwen3-moe $states"
@@ -52,7 +58,9 @@ declare -A variants=(
     # the recipes of low precision
     [bf16]="4 $micro --precision bf16"
     [mxfp8]="4 $micro --precision mxfp8"
-    [nvfp4]="4 $micro --precision nvfp4"
+    [fp8]="4 $micro --precision fp8"
+    [nvfp4-plain]="4 $micro --precision nvfp4-plain"
+    [nvfp4]="4 $micro --precision $all/recipe.json"
     [nvfp4-gpt-oss]="4 $micro --precision nvfp4 --form gpt-oss --kv-heads 2"
     [dense-f32]="4 $micro $qwen3 --dense bf16 --dispatch bf16 --precision f32"
     [dense-bf16]="4 $micro $qwen3 --dense bf16 --dispatch bf16 --precision bf16"
@@ -235,14 +243,14 @@ part invariant uneven "1 local" "4 window" "3 node"
 part invariant few "1 local" "4 staged"
 for name in epochs balanced moving-gpt-oss cloned-gpt-oss; do part invariant $name "1 local" "3 window"; done
 for name in gpt-oss states-qwen3-moe states-gpt-oss; do part invariant $name "1 local" "3 window" "4 staged"; done
-for name in sequence-loss bf16 mxfp8 nvfp4; do part invariant $name "1 local" "2 window" "4 staged"; done
+for name in sequence-loss bf16 mxfp8 fp8 nvfp4-plain nvfp4; do part invariant $name "1 local" "2 window" "4 staged"; done
 for name in dense-f32 dense-bf16; do part invariant $name "1 local" "2 window" "3 staged"; done
-for name in moving-f32 moving-mxfp8 cloned-f32 mxfp8-dispatch bf16-combine; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
+for name in moving-f32 moving-nvfp4 cloned-f32 mxfp8-dispatch bf16-combine; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 
 # tensor cores do not add row by row, so clones and replicas change the last bits on GPUs with tensor cores
 tensor_cores() { [ "${MOERT_DEVICE:-}" = gpu ] && [ "${MOERT_BACKEND:-}" != portable ]; }
 ! tensor_cores || alike=losses_near kept=losses
-for name in cloned-bf16 cloned-mxfp8; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
+for name in cloned-bf16 cloned-fp8 cloned-nvfp4; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 unset alike kept
 
 join # the parts below read the run directories of the parts above
@@ -267,7 +275,7 @@ several=3
 for what in layer experts; do
     part again $what micro-batches $several window
     part again $what gpt-oss 2 window
-    part again $what moving-mxfp8 $several node
+    part again $what moving-nvfp4 $several node
     part again $what nvfp4 2 window
     part again $what dense-bf16 $several staged
     several=4
@@ -282,7 +290,8 @@ part exact mixtral 4 window 2
 part exact micro-batches 4 staged 1
 part exact gpt-oss 4 node 2
 ! tensor_cores || alike=losses_near kept=losses
-part exact mxfp8 3 window 1
+part exact fp8 3 window 1
+part exact nvfp4 4 staged 2
 unset alike kept
 
 # pieces NAME RANKS ENGINE: trains with a driver that allocates at most 64 KiB at once, so that most buffers consist of several
@@ -294,7 +303,7 @@ pieces() {
 }
 
 if [ "${MOERT_DEVICE:-}" != gpu ]; then # only CPUs have buffers of several allocations, and run both forms
-    for name in mxfp8 nvfp4 mxfp8-dispatch states-gpt-oss; do part gpu_form $name; done
+    for name in mxfp8 fp8 nvfp4 mxfp8-dispatch states-gpt-oss; do part gpu_form $name; done
     part pieces states-gpt-oss 3 staged
     part pieces cloned-f32 2 window
     part pieces nvfp4 2 window

@@ -50,6 +50,16 @@ STRUCTS = {
         ("dv", "moert_buffer *", 88),
         ("dprob", "moert_buffer *", 96),
     ]),
+    "moert_recipe": (48, {}, [
+        ("x", "uint32_t", 0),
+        ("weight", "uint32_t", 4),
+        ("dy", "uint32_t", 8),
+        ("wgrad_x", "uint32_t", 12),
+        ("wgrad_dy", "uint32_t", 16),
+        ("bf16_first", "double", 24),
+        ("bf16_last", "double", 32),
+        ("bf16_finish", "double", 40),
+    ]),
     "moert_router_options": (64, {0:64, 28:1, 34:128, 35:63, 40:1, 48:1, 56:2}, [
         ("size", "size_t", 0),
         ("experts", "size_t", 8),
@@ -61,7 +71,7 @@ STRUCTS = {
         ("kept_groups", "size_t", 48),
         ("group_best", "size_t", 56),
     ]),
-    "moert_batch": (96, {0:96}, [
+    "moert_batch": (112, {0:112}, [
         ("size", "size_t", 0),
         ("tokens", "size_t", 8),
         ("sequences", "size_t", 16),
@@ -74,8 +84,10 @@ STRUCTS = {
         ("token", "moert_buffer *", 72),
         ("type", "moert_dtype", 80),
         ("bf16", "moert_buffer *", 88),
+        ("draws", "uint64_t", 96),
+        ("bf16_operands", "bool", 104),
     ]),
-    "moert_layer_options": (160, {0:160, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
+    "moert_layer_options": (208, {0:208, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
         ("size", "size_t", 0),
         ("hidden", "size_t", 8),
         ("intermediate", "size_t", 16),
@@ -94,6 +106,7 @@ STRUCTS = {
         ("shared_gate", "bool", 137),
         ("slots", "size_t", 144),
         ("recompute_experts", "bool", 152),
+        ("recipe", "moert_recipe", 160),
     ]),
     "moert_layer_losses": (64, {0:64}, [
         ("size", "size_t", 0),
@@ -113,7 +126,7 @@ STRUCTS = {
         ("aux", "double", 24),
         ("z", "double", 32),
     ]),
-    "moert_plan": (144, {}, [
+    "moert_plan": (152, {}, [
         ("experts", "size_t", 0),
         ("ranks", "size_t", 8),
         ("rank", "size_t", 16),
@@ -126,12 +139,13 @@ STRUCTS = {
         ("counts", "uint64_t *", 72),
         ("expert_counts", "uint64_t *", 80),
         ("ends", "uint32_t *", 88),
-        ("slot_rank", "uint32_t *", 96),
-        ("slot_row", "uint32_t *", 104),
-        ("slot_position", "uint32_t *", 112),
-        ("send_rows", "size_t *", 120),
-        ("receive_rows", "size_t *", 128),
-        ("placement", "moert_expert_map *", 136),
+        ("starts", "uint32_t *", 96),
+        ("slot_rank", "uint32_t *", 104),
+        ("slot_row", "uint32_t *", 112),
+        ("slot_position", "uint32_t *", 120),
+        ("send_rows", "size_t *", 128),
+        ("receive_rows", "size_t *", 136),
+        ("placement", "moert_expert_map *", 144),
     ]),
     "moert_plan_shape": (40, {}, [
         ("experts", "size_t", 0),
@@ -351,12 +365,6 @@ ENUMS = {
         "MOERT_ROUNDING_BRIDGE": 2,
         "MOERT_ROUNDING_STOCHASTIC": 3,
     },
-    "moert_precision": {
-        "MOERT_PRECISION_F32": 0,
-        "MOERT_PRECISION_BF16": 1,
-        "MOERT_PRECISION_MXFP8": 2,
-        "MOERT_PRECISION_NVFP4": 3,
-    },
     "moert_dispatch": {
         "MOERT_DISPATCH_F32": 0,
         "MOERT_DISPATCH_MXFP8": 1,
@@ -365,6 +373,15 @@ ENUMS = {
     "moert_combine": {
         "MOERT_COMBINE_F32": 0,
         "MOERT_COMBINE_BF16": 1,
+    },
+    "moert_precision": {
+        "MOERT_PRECISION_F32": 0,
+        "MOERT_PRECISION_BF16": 1,
+        "MOERT_PRECISION_MXFP8": 2,
+        "MOERT_PRECISION_NVFP4_PLAIN": 3,
+        "MOERT_PRECISION_FP8": 4,
+        "MOERT_PRECISION_NVFP4": 5,
+        "MOERT_PRECISION_RECIPE": 6,
     },
     "moert_score": {
         "MOERT_SCORE_SOFTMAX": 0,
@@ -504,6 +521,9 @@ FUNCTIONS = {
     "moert_quantize_amax": ("moert_status", ["moert_quantize *"]),
     "moert_quantize_run": ("moert_status", ["moert_quantize *"]),
     "moert_quantized_shape_of": ("moert_quantized_shape", ["moert_quantizer *", "size_t", "size_t", "size_t"]),
+    "moert_recipe_check": ("moert_status", ["moert_recipe *"]),
+    "moert_recipe_keeps_bf16": ("bool", ["moert_recipe *", "size_t", "size_t"]),
+    "moert_recipe_of": ("moert_recipe *", ["moert_precision"]),
     "moert_route_combine": ("moert_status", ["moert_route *", "moert_route_buffers *"]),
     "moert_route_combine_backward": ("moert_status", ["moert_route *", "moert_route_buffers *"]),
     "moert_route_create": ("moert_status", ["moert_mesh *", "moert_route_options *", "moert_route **"]),

@@ -186,11 +186,11 @@ moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
              op->x_type == MOERT_DTYPE_BF16, op->along != NULL, op->down != NULL,
              tiles ? " -DTILES" : "", rotates ? " -DHADAMARD" : "");
     add_aligned(device, op->columns | op->x_stride, spec);
-    const moert_argument args =
-        MOERT_ARGS(moert_quantize_args, .seed = how->seed, .x_stride = op->x_stride,
-                   .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
-                   .columns = (int)op->columns, .strip = STRIP,
-                   .scale_rounding = (int)how->scale_rounding, .blocks = (unsigned)blocks);
+    const moert_argument args = MOERT_ARGS(
+        moert_quantize_args, .seed = how->seed, .x_stride = op->x_stride,
+        .groups = (unsigned)groups->count, .rows = (unsigned)groups->rows,
+        .columns = (int)op->columns, .strip = STRIP, .scale_rounding = (int)how->scale_rounding,
+        .blocks = (unsigned)blocks, .draws_at = (unsigned)op->draws_at, .stream = op->stream);
     return MOERT_RUN(device, spec, "fake_quantize",
                      ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}),
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->draws),

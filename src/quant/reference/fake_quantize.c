@@ -83,10 +83,11 @@ static uint32_t encode(const job *j, const block *b, bool down, float scaled, si
     if (how->rounding != MOERT_ROUNDING_STOCHASTIC)
         return moert_dtype_encode(moert_format_element(how->format), scaled);
     const size_t vectors = moert_ceil_div(j->op->columns, 16);
-    const uint32_t *draw = &j->draws[2 * b->group], drawn = (uint32_t)row + draw[1];
+    const uint32_t *draw = &j->draws[j->op->draws_at + 2 * b->group];
+    const uint32_t stream = draw[0] + j->op->stream + (down && how->axis != MOERT_AXIS_TILE),
+                   drawn = (uint32_t)row + draw[1];
     const moert_random random =
-        moert_rng_block(how->seed, draw[0] + (down && how->axis != MOERT_AXIS_TILE),
-                        drawn * (uint64_t)vectors + column / 16);
+        moert_rng_block(how->seed, stream, drawn * (uint64_t)vectors + column / 16);
     return moert_dtype_encode_stochastic(
         scaled, (uint8_t)(random.word[column % 16 / 4] >> 8 * (column % 4)));
 }

@@ -20,25 +20,26 @@
 
 #include "base/error.h"
 #include "nn/optimizer.h"
+#include "tools/common/recipe_file.h"
 
-/* Words of MOERT_OPTION_CHOICE for moert_precision of the experts, moert_precision of the dense
- * layers, moert_dispatch and moert_combine. */
-#define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
-#define MOERT_DENSE_WORDS     "f32|bf16"
-#define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
-#define MOERT_COMBINE_WORDS   "f32|bf16"
-#define MOERT_AUX_WORDS       "hugging-face|megatron|sequence" /* in the order of moert_aux_form */
-#define MOERT_SAVE_WORDS      "off|wait|skip"                  /* in the order of moert_save_mode */
+/* Words of MOERT_OPTION_CHOICE for moert_precision of the dense layers, moert_dispatch and
+ * moert_combine. */
+#define MOERT_DENSE_WORDS    "f32|bf16"
+#define MOERT_DISPATCH_WORDS "f32|mxfp8|bf16"
+#define MOERT_COMBINE_WORDS  "f32|bf16"
+#define MOERT_AUX_WORDS      "hugging-face|megatron|sequence" /* in the order of moert_aux_form */
+#define MOERT_SAVE_WORDS     "off|wait|skip"                  /* in the order of moert_save_mode */
 
 /* The chosen words, as indices into the lists of words above. MOERT_COMPUTE_OPTIONS expands to the
  * table rows that set this struct. `others` is the help's name for the GEMMs of dense layers. */
 typedef struct moert_compute_choice {
-    unsigned precision, dense, dispatch, combine;
+    const char *precision; /* of moert_recipe_read */
+    unsigned dense, dispatch, combine;
 } moert_compute_choice;
 /* clang-format off */
 #define MOERT_COMPUTE_OPTIONS(choice, others)                                                      \
-    {"precision", MOERT_OPTION_CHOICE, &(choice).precision, "f32", MOERT_PRECISION_WORDS,          \
-     "operands of the experts' GEMMs"},                                                            \
+    {"precision", MOERT_OPTION_STRING, &(choice).precision, "f32", MOERT_PRECISION_WORDS "|FILE",  \
+     "operands of the experts' GEMMs; FILE: a recipe in JSON, as docs/guide.md describes"},        \
     {"dense", MOERT_OPTION_CHOICE, &(choice).dense, "f32", MOERT_DENSE_WORDS,                      \
      "operands of " others},                                                                       \
     {"dispatch", MOERT_OPTION_CHOICE, &(choice).dispatch, "f32", MOERT_DISPATCH_WORDS,             \

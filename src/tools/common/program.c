@@ -290,9 +290,9 @@ void moert_program_say(const moert_context *context, const char *format, ...) {
     fflush(stdout);
 }
 
-void moert_program_compute(const moert_compute_choice *choice, moert_model_config *config) {
-    config->precision = (moert_precision)choice->precision;
+moert_status moert_program_compute(moert_compute_choice *choice, moert_model_config *config) {
     config->dense = (moert_precision)choice->dense;
     config->dispatch = (moert_dispatch)choice->dispatch;
     config->combine = (moert_combine)choice->combine;
+    return moert_recipe_read(&choice->precision, &config->precision, &config->recipe);
 }

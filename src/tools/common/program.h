@@ -72,5 +72,5 @@ int moert_program_code(moert_status status);
 void moert_program_say(const moert_context *context, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Stores the chosen precisions in the model's config. */
-void moert_program_compute(const moert_compute_choice *choice, moert_model_config *config);
+/* Stores the chosen precisions in the model's config. Errors: those of moert_recipe_read. */
+moert_status moert_program_compute(moert_compute_choice *choice, moert_model_config *config);

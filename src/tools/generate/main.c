@@ -127,7 +127,7 @@ typedef struct job {
 
 static moert_status read_inputs(job *j) {
     MOERT_TRY(moert_model_config_read(model_path, &j->config));
-    moert_program_compute(&compute, &j->config);
+    MOERT_TRY(moert_program_compute(&compute, &j->config));
     if (prompt != NULL && j->config.vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
                           "--prompt is for models whose tokens are bytes; %s has a vocabulary of "

@@ -236,7 +236,7 @@ static moert_status run(moert_context *context) {
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
     if (model_path != NULL && length == 0)
         model.length = moert_min(model.length, config.max_positions);
-    moert_program_compute(&compute_choice, &config);
+    MOERT_TRY(moert_comm_agree(world, moert_program_compute(&compute_choice, &config)));
     config.memory = memory_choice;
     MOERT_TRY_OR(done, moert_survey(context, asked_ranks > 0 ? 0 : ep, &model, &survey));
     if (moert_comm_rank(world) == 0)

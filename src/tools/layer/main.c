@@ -209,7 +209,7 @@ static moert_status write_output(job *j) {
 
 static moert_status run_job(job *j) {
     MOERT_TRY(moert_comm_agree(j->world, open_files(j)));
-    moert_program_compute(&compute_choice, &j->config);
+    MOERT_TRY(moert_comm_agree(j->world, moert_program_compute(&compute_choice, &j->config)));
     const moert_layer_options layer_options = moert_layer_options_of(&j->config);
     MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));
     MOERT_TRY(moert_layer_create(j->mesh, &layer_options, &j->layer));

@@ -75,7 +75,7 @@ moert_status moert_train_take_config(moert_train_options *o, moert_train_inputs 
         o->sizes.vocabulary = info.vocabulary_made;
     MOERT_TRY(make_config(o, config));
     MOERT_TRY(order_data(o, data));
-    moert_program_compute(&o->compute, config);
+    MOERT_TRY(moert_program_compute(&o->compute, config));
     config->memory = o->memory;
     config->balanced_routing = o->balanced_routing;
     if (o->reads_weights)

@@ -51,18 +51,22 @@ static void check_near(const oracle_layer *oracle, const layer_results *exact,
 static const limits layer_limits[] = {
     {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 40 dB: an error of 1e-2 of the norm */
     {MOERT_PRECISION_MXFP8, 22.0, 21.0, 21.0},
-    {MOERT_PRECISION_NVFP4, 10.0, 9.0, 9.0},
+    {MOERT_PRECISION_FP8, 22.0, 21.0, 21.0},
+    {MOERT_PRECISION_NVFP4_PLAIN, 10.0, 9.0, 9.0},
+    {MOERT_PRECISION_NVFP4, 10.0, 7.0, 7.0}, /* stochastic rounding doubles the noise */
 };
 /* The least signal-to-noise ratios of a single GEMM on rounded operands. */
 static const limits gemm_limits[] = {
-    {MOERT_PRECISION_BF16, 45.0, 45.0, 45.0},
-    {MOERT_PRECISION_MXFP8, 27.0, 25.0, 24.0},
-    {MOERT_PRECISION_NVFP4, 16.0, 14.0, 12.0},
+    {MOERT_PRECISION_BF16, 45.0, 45.0, 45.0}, {MOERT_PRECISION_MXFP8, 27.0, 25.0, 24.0},
+    {MOERT_PRECISION_FP8, 27.0, 25.0, 24.0},  {MOERT_PRECISION_NVFP4_PLAIN, 16.0, 14.0, 12.0},
+    {MOERT_PRECISION_NVFP4, 16.0, 11.0, 9.0},
 };
 
-static void check_oracle(const oracle_layer *oracle, const limits rows[3]) {
+enum { LIMITS = MOERT_COUNT(layer_limits) };
+
+static void check_oracle(const oracle_layer *oracle, const limits rows[LIMITS]) {
     const layer_results exact = compute(oracle, MOERT_PRECISION_F32, 0);
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < LIMITS; i++)
         check_near(oracle, &exact, &rows[i]);
 }
 
@@ -118,11 +122,12 @@ TEST(test_only_a_shared_expert_in_bf16_differs_slightly_from_float32) {
 }
 
 /* The results of a row depend only on the row and the weights. If replicas divide an expert's rows,
- * only the blocks along which weight gradients are quantized change. */
+ * only the blocks along which weight gradients are quantized change, and the numbers of rows by
+ * which NVFP4 draws. */
 TEST(test_replicas_of_experts_give_the_same_rows) {
     const moert_layer_options options = layer_form(64, 48);
     const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
-    for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
+    for (int p = MOERT_PRECISION_F32; p < MOERT_PRECISION_NVFP4; p++) {
         const layer_results shared = compute(&oracle, (moert_precision)p, 0);
         const layer_results replicated = compute(&oracle, (moert_precision)p, 1);
         ASSERT_ON_ALL(layer_same_rows(&shared, &replicated));
@@ -168,6 +173,48 @@ TEST(test_prepacked_weights_follow_an_announced_change) {
             follow_weights((moert_precision)p, bound);
 }
 
+/* ---- batches in bf16 ---- */
+
+/* Runs the passes of two batches, of which the first asks for bf16 if `bf16_first`, and the second
+ * one otherwise. Their backwards come in the same order. */
+static void run_both(layer_run run[2], bool bf16_first) {
+    for (size_t i = 0; i < 2; i++) {
+        run[i].batch.bf16_operands = (i == 0) == bf16_first;
+        ASSERT_OK(layer_run_forward(&run[i]));
+    }
+    for (size_t i = 0; i < 2; i++)
+        ASSERT_OK(layer_run_backward(&run[i], i, 2));
+}
+
+/* A batch in bf16 has the results of a layer of that precision; a batch beside it, those of the
+ * recipe. */
+TEST(test_a_batch_may_compute_in_bf16) {
+    moert_layer_options options = layer_form(52, 36);
+    float *want[2][2]; /* y and dx of bf16 and of the recipe */
+    size_t n = 0;
+    for (int p = MOERT_PRECISION_MXFP8; p <= MOERT_PRECISION_NVFP4; p++) {
+        for (size_t i = 0; i < 2; i++) {
+            options.precision = i == 0 ? MOERT_PRECISION_BF16 : (moert_precision)p;
+            layer_run run = layer_run_of(options);
+            ASSERT_OK(layer_run_step(&run, 0, 1));
+            n = run.batch.tokens * options.hidden;
+            want[i][0] = read_floats(run.y, n);
+            want[i][1] = read_floats(run.dx, n);
+        }
+        for (int bf16_first = 0; bf16_first < 2; bf16_first++) {
+            layer_run run[2] = {layer_run_of(options), layer_run_of(options)};
+            run[1].layer = run[0].layer;
+            run_both(run, bf16_first);
+            for (size_t i = 0; i < 2; i++) {
+                const size_t which = (i == 0) == bf16_first ? 0 : 1;
+                ASSERT_ON_ALL(
+                    memcmp(read_floats(run[i].y, n), want[which][0], n * sizeof(float)) == 0 &&
+                    memcmp(read_floats(run[i].dx, n), want[which][1], n * sizeof(float)) == 0);
+            }
+        }
+    }
+}
+
 /* ---- dtypes of matrices between the GEMMs ---- */
 
 /* Checks the dtypes of v and dv, with wgrad run immediately or deferred. */
@@ -198,26 +245,34 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
 
 /* ---- GEMMs against float32 GEMMs of rounded operands ---- */
 
-/* Returns a matrix rounded to a precision and converted back to float32. */
-static moert_buffer *rounded(moert_precision precision, moert_axis axis, const matrix *m) {
+enum { MOST_EXPERTS = 8 };
+/* streams and rows of the random bits of each expert, as in a plan */
+static const uint32_t draws[MOST_EXPERTS][2] = {{0, 3}, {8, 100}, {4, 0}, {12, 7}, {20, 1}};
+
+/* Returns a matrix rounded along `axis` and converted back to float32. */
+static moert_buffer *rounded(uint32_t rounding, moert_axis axis, const matrix *m) {
     const size_t n = m->rows * m->columns;
-    const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
     float *values = test_alloc(n * sizeof *values);
     memcpy(values, m->x, n * sizeof *values);
-    if (precision == MOERT_PRECISION_BF16) {
+    if (rounding == MOERT_ROUND_BF16) {
         round_all(values, n, MOERT_DTYPE_BF16);
         return upload_floats(values, n);
     }
     moert_buffer *result = upload_as(values, n, MOERT_DTYPE_BF16);
+    const bool tiles = rounding & MOERT_ROUND_TILES, row = axis == MOERT_AXIS_ROW || tiles;
     const moert_fake_quantize op = {
-        .how = HOW(.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
-                   .rounding = MOERT_ROUNDING_NEAREST),
+        .how = HOW(.format = (moert_format)((rounding & MOERT_ROUND_FORMAT) - 1),
+                   .axis = tiles ? MOERT_AXIS_TILE : MOERT_AXIS_ROW,
+                   .rounding = rounding & MOERT_ROUND_STOCHASTIC ? MOERT_ROUNDING_STOCHASTIC
+                                                                 : MOERT_ROUNDING_NEAREST,
+                   .hadamard = rounding & MOERT_ROUND_HADAMARD),
         .groups = {upload(m->ends, m->groups * sizeof *m->ends), m->groups, m->rows},
+        .draws = upload(draws, sizeof draws),
         .columns = m->columns,
         .x = upload_floats(m->x, n),
         .x_stride = m->columns,
-        .along = axis == MOERT_AXIS_ROW ? result : NULL,
-        .down = axis == MOERT_AXIS_ROW ? NULL : result};
+        .along = row ? result : NULL,
+        .down = row ? NULL : result};
     ASSERT_OK(moert_reference_fake_quantize(&op));
     download_as(result, values, n, MOERT_DTYPE_BF16);
     return upload_floats(values, n);
@@ -233,7 +288,7 @@ static moert_status run_rounded(moert_pass *pass, const moert_gemm *plain) {
     if (gemm.kind != MOERT_GEMM_FORWARD)
         MOERT_TRY(moert_round_rows(pass, &gemm, BLOCK_EXPERT_IN, true, &gemm.y));
     if (gemm.kind != MOERT_GEMM_WGRAD)
-        MOERT_TRY(moert_round_take_weight(pass->layer, BLOCK_EXPERT_IN, &gemm));
+        MOERT_TRY(moert_round_take_weight(pass, BLOCK_EXPERT_IN, &gemm));
     return moert_gemm_run(&gemm);
 }
 
@@ -250,11 +305,13 @@ static float *dv_floats(const moert_layer *layer, size_t n) {
 static void check_gemms(moert_layer *layer) {
     const size_t h = layer->options.hidden, n = 2 * layer->options.intermediate,
                  experts = layer->local_experts;
-    uint32_t ends[8], weight_ends[8];
+    uint32_t ends[MOST_EXPERTS], weight_ends[MOST_EXPERTS], table[3 * MOST_EXPERTS];
     for (size_t e = 0; e < experts; e++) {
         ends[e] = (uint32_t)(experts > 1 ? e * (ROWS - 3) / (experts - 1) : ROWS - 3);
         weight_ends[e] = (uint32_t)((e + 1) * n);
     }
+    memcpy(table, ends, experts * sizeof *ends);
+    memcpy(table + experts, draws, 2 * experts * sizeof *draws[0]);
     moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
                  *dw = moert_layer_gradient(layer, MOERT_LAYER_W1);
     const matrix x = {random_floats(ROWS * h, 2.0f, 5), ROWS, h, ends, experts},
@@ -266,23 +323,22 @@ static void check_gemms(moert_layer *layer) {
                  *all_x = upload_floats(x.x, ROWS * h),
                  *dv = upload_as(y.x, ROWS * n, layer->choices.dv);
     const moert_axis along = MOERT_AXIS_ROW, across = MOERT_AXIS_COLUMN;
-    const moert_precision p = layer->options.precision;
+    const moert_recipe *r = &layer->choices.recipe;
     const moert_gemm plain = {
-        .groups = {upload(ends, experts * sizeof *ends), experts, ROWS}, .n = n, .k = h};
+        .groups = {upload(table, sizeof table), experts, ROWS}, .n = n, .k = h};
     moert_gemm gemm = plain;
 #define GEMM(which, a, b, c)                                                                       \
     (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x.buffer = (a), gemm.weight.buffer = (b),  \
      gemm.y.buffer = (c), &gemm)
-    ASSERT_OK_ON_ALL(
-        moert_gemm_run(GEMM(FORWARD, rounded(p, along, &x), rounded(p, along, &w), want_y)));
-    ASSERT_OK_ON_ALL(
-        moert_gemm_run(GEMM(DGRAD, want_x, rounded(p, across, &w), rounded(p, along, &y))));
-    ASSERT_OK_ON_ALL(
-        moert_gemm_run(GEMM(WGRAD, rounded(p, across, &x), want_dw, rounded(p, across, &y))));
+    ASSERT_OK_ON_ALL(moert_gemm_run(
+        GEMM(FORWARD, rounded(r->x, along, &x), rounded(r->weight, along, &w), want_y)));
+    ASSERT_OK_ON_ALL(moert_gemm_run(
+        GEMM(DGRAD, want_x, rounded(r->weight, across, &w), rounded(r->dy, along, &y))));
+    ASSERT_OK_ON_ALL(moert_gemm_run(
+        GEMM(WGRAD, rounded(r->wgrad_x, across, &x), want_dw, rounded(r->wgrad_dy, across, &y))));
     moert_plan rows = {.rows = ROWS};
     moert_exchange_plan plan = {.plan = &rows};
     moert_pass pass = {.layer = layer, .plan = &plan};
-    ASSERT_OK_ON_ALL(moert_round_weights(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_gemm first = *GEMM(FORWARD, all_x, weight, got_y);
         first.glu = (moert_glu){.gated = MOERT_GATED, .form = layer->options.glu, .h = got_h};
@@ -296,6 +352,14 @@ static void check_gemms(moert_layer *layer) {
 #undef GEMM
 }
 
+/* Recipes whose wgrads, or whose operands x, are in bf16. */
+static const moert_recipe mixed[] = {
+    {.x = MOERT_ROUND_TO(MOERT_FORMAT_MXFP8_E4M3),
+     .weight = MOERT_ROUND_TO(MOERT_FORMAT_MXFP8_E4M3) | MOERT_ROUND_TILES,
+     .dy = MOERT_ROUND_TO(MOERT_FORMAT_MXFP8_E5M2)},
+    {.dy = MOERT_ROUND_TO(MOERT_FORMAT_MXFP4) | MOERT_ROUND_STOCHASTIC,
+     .wgrad_dy = MOERT_ROUND_TO(MOERT_FORMAT_MXFP8_E4M3)}};
+
 TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
     const moert_layer_options options = layer_form(52, 36);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
@@ -303,6 +367,11 @@ TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
         set_variable("MOERT_BF16", "widened"); /* disables AMX, because AMX sums in another order */
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         oracle.options.precision = (moert_precision)p;
+        check_gemms(layer_run_open(&oracle, (layer_setup){0}).layer);
+    }
+    oracle.options.precision = MOERT_PRECISION_RECIPE;
+    for (size_t i = 0; i < MOERT_COUNT(mixed); i++) {
+        oracle.options.recipe = mixed[i];
         check_gemms(layer_run_open(&oracle, (layer_setup){0}).layer);
     }
     set_variable("MOERT_BF16", NULL);

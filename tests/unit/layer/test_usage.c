@@ -56,6 +56,55 @@ TEST(test_ranks_with_other_options_are_refused_and_named) {
                        "has ep=1");
 }
 
+TEST(test_impossible_recipes_are_refused) {
+    enum {
+        NVFP4 = MOERT_ROUND_TO(MOERT_FORMAT_NVFP4),
+        MXFP4 = MOERT_ROUND_TO(MOERT_FORMAT_MXFP4),
+        MXFP8 = MOERT_ROUND_TO(MOERT_FORMAT_MXFP8_E4M3)
+    };
+    const struct {
+        const char *text;
+        moert_recipe recipe;
+    } rows[] = {
+        {"x of a recipe is 0x6", {.x = 6}},
+        {"x of a recipe is 0x105", {.x = 5 | MOERT_ROUND_TILES}},
+        {"weight of a recipe is 0x204", {.weight = NVFP4 | MOERT_ROUND_STOCHASTIC}},
+        {"dy of a recipe is 0x200", {.dy = MOERT_ROUND_STOCHASTIC}},
+        {"dy of a recipe rounds mxfp8-e4m3", {.dy = MXFP8 | MOERT_ROUND_STOCHASTIC}},
+        {"wgrad_x of a recipe rotates blocks of mxfp4", {.wgrad_x = MXFP4 | MOERT_ROUND_HADAMARD}},
+        {"only one of wgrad_x", {.wgrad_x = NVFP4 | MOERT_ROUND_HADAMARD, .wgrad_dy = NVFP4}},
+        {"wgrad_dy of a recipe is 0x804", {.wgrad_dy = NVFP4 | 0x800}},
+        {"bf16_last of a recipe is 1.5", {.bf16_last = 1.5}},
+        {"bf16_finish of a recipe is nan", {.bf16_finish = NAN}},
+    };
+    moert_mesh *mesh = open_mesh(0);
+    moert_layer *layer = NULL;
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_layer_options options = layer_form(20, 12);
+        options.precision = MOERT_PRECISION_RECIPE;
+        options.recipe = rows[i].recipe;
+        ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE,
+                            rows[i].text);
+    }
+}
+
+/* Shares of layers are rounded up to whole layers; one layer is left unless a share is 1. */
+TEST(test_recipes_keep_the_first_and_last_layers_in_bf16) {
+    static const struct {
+        double first, last;
+        const char *kept; /* for each layer, whether it is kept */
+    } rows[] = {{0.0, 0.15, "0"},        {0.0, 0.15, "01"},     {0.0, 0.15, "000001"},
+                {0.0, 0.15, "00000011"}, {0.1, 0.3, "1000111"}, {0.9, 0.9, "01"},
+                {0.9, 0.9, "0111"},      {0.5, 0.0, "110"},     {0.0, 1.0, "1"},
+                {1.0, 0.0, "11"},        {0.0, 0.0, "000"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const moert_recipe recipe = {.bf16_first = rows[i].first, .bf16_last = rows[i].last};
+        const size_t layers = strlen(rows[i].kept);
+        for (size_t l = 0; l < layers; l++)
+            assert_int_equal(moert_recipe_keeps_bf16(&recipe, l, layers), rows[i].kept[l] == '1');
+    }
+}
+
 TEST(test_impossible_layers_are_refused) {
     const struct {
         moert_status status;
@@ -71,7 +120,7 @@ TEST(test_impossible_layers_are_refused) {
         {MOERT_ERROR_USAGE,
          "exceeds the address space",
          {SET(hidden, size_t, INT32_MAX), SET(intermediate, size_t, INT32_MAX / 2)}},
-        {MOERT_ERROR_USAGE, "precision", {SET(precision, moert_precision, 4)}},
+        {MOERT_ERROR_USAGE, "precision", {SET(precision, moert_precision, 7)}},
         {MOERT_ERROR_USAGE, "dense", {SET(dense, moert_precision, MOERT_PRECISION_MXFP8)}},
         {MOERT_ERROR_USAGE, "no activation 9", {SET(glu.activation, int, 9)}},
         {MOERT_ERROR_USAGE, "dispatch", {SET(dispatch, moert_dispatch, 3)}},

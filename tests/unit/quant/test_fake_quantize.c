@@ -1,8 +1,8 @@
 // run: check=1,1gpu all=1san
 /* Fake quantization: both backends give the bf16 values of quantizing and dequantizing, along rows
  * and down columns, for every format, for groups of any size, gaps between rows, float32 and bf16
- * rows. Values of NVFP4 and FP8_BLOCK, whose scales differ from those of quantizing, come from plain
- * arithmetic, as do rotated and stochastically rounded ones. */
+ * rows. Values of NVFP4 and FP8_BLOCK, whose scales differ from those of quantizing, come from
+ * plain arithmetic, as do rotated and stochastically rounded ones. */
 #include <float.h>
 
 #include "base/dtype.h"
@@ -16,6 +16,7 @@
 enum { GROUPS = 5, ROWS = 170, UNUSED = 3 }; /* UNUSED rows follow the last group */
 static const uint32_t ends[GROUPS] = {1, 1, 34, 163, ROWS - UNUSED};
 static const uint32_t draws[GROUPS][2] = {{8, 3}, {16, 0}, {2, 100}, {40, UINT32_MAX - 60}, {0, 5}};
+enum { STREAM = 2 };
 static const uint64_t SEED = 0x123456789ull;
 
 typedef struct form {
@@ -73,7 +74,7 @@ static double rounded_element(const form *f, const block *b, double x, size_t ro
     if (f->rounding != MOERT_ROUNDING_STOCHASTIC)
         return oracle_value(element, oracle_code(element, x));
     const size_t vectors = (f->columns + 15) / 16;
-    const uint32_t stream = draws[b->group][0] + (b->down && f->axis != MOERT_AXIS_TILE),
+    const uint32_t stream = draws[b->group][0] + STREAM + (b->down && f->axis != MOERT_AXIS_TILE),
                    drawn = (uint32_t)row + draws[b->group][1];
     const moert_random random =
         moert_rng_block(SEED, stream, (uint64_t)drawn * vectors + column / 16);
@@ -161,11 +162,15 @@ static const void *expected(const form *f, const moert_fake_quantize *op, const 
 }
 
 static moert_fake_quantize op_of(const form *f, const float *x) {
+    uint32_t words[3 * GROUPS] = {0};
+    memcpy(words + GROUPS, draws, sizeof draws);
     return (moert_fake_quantize){.how = HOW(.format = f->format, .axis = f->axis,
                                             .rounding = f->rounding, .hadamard = f->hadamard,
                                             .seed = SEED),
                                  .groups = {upload(ends, sizeof ends), GROUPS, ROWS},
-                                 .draws = upload(draws, sizeof draws),
+                                 .draws = upload(words, sizeof words),
+                                 .draws_at = GROUPS,
+                                 .stream = STREAM,
                                  .columns = f->columns,
                                  .x = upload_as(x, ROWS * f->stride, f->type),
                                  .x_type = f->type,
