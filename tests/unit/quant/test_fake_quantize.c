@@ -3,14 +3,10 @@
  * and down columns, for every format, for groups of any size, gaps between rows, float32 and bf16
  * rows. Values of NVFP4 and FP8_BLOCK, whose scales differ from those of quantizing, come from
  * plain arithmetic, as do rotated and stochastically rounded ones. */
-#include <float.h>
-
 #include "base/dtype.h"
-#include "base/memory.h"
-#include "base/rng.h"
 #include "quant/backend.h"
-#include "support/quant/quantize_oracle.h"
 #include "support/quant/quantized.h"
+#include "support/quant/rounding_oracle.h"
 #include "support/suite.h"
 
 enum { GROUPS = 5, ROWS = 170, UNUSED = 3 }; /* UNUSED rows follow the last group */
@@ -49,87 +45,31 @@ static float *hostile_rows(const form *f) {
     return x;
 }
 
-/* A block of consecutive rows of a group and consecutive columns. */
-typedef struct block {
-    size_t group, row, rows, column, columns;
-    bool down;
-} block;
-
-/* The block's scale in plain arithmetic. NVFP4: 4 significant bits and the range of float32;
- * FP8_BLOCK: a power of two. */
-static double scale_of(const form *f, float amax) {
-    const bool nvfp4 = f->format == MOERT_FORMAT_NVFP4;
-    int exponent;
-    const float t = fminf(amax, FLT_MAX) * (1.0f / (nvfp4 ? 6.0f : 448.0f));
-    const double m = frexp((double)t, &exponent);
-    if (isnan(amax))
-        return NAN;
-    if (nvfp4)
-        return t < 0x1p-126f ? 0.0 : ldexp(nearbyint(16.0 * m), exponent - 4);
-    return t == 0.0f ? 0x1p-127 : fmax(0x1p-127, ldexp(1.0, m > 0.5 ? exponent : exponent - 1));
-}
-
-static double rounded_element(const form *f, const block *b, double x, size_t row, size_t column) {
-    const moert_dtype element = moert_format_element(f->format);
-    if (f->rounding != MOERT_ROUNDING_STOCHASTIC)
-        return oracle_value(element, oracle_code(element, x));
-    const size_t vectors = (f->columns + 15) / 16;
-    const uint32_t stream = draws[b->group][0] + STREAM + (b->down && f->axis != MOERT_AXIS_TILE),
-                   drawn = (uint32_t)row + draws[b->group][1];
-    const moert_random random =
-        moert_rng_block(SEED, stream, (uint64_t)drawn * vectors + column / 16);
-    const double u = (random.word[column % 16 / 4] >> column % 4 * 8 & 0xFF) + 0.5;
-    const double a = fmin(fabs(x), 6.0), step = a < 2 ? 0.5 : a < 4 ? 1 : 2;
-    return copysign(floor((a + u / 256 * step) / step) * step, x);
-}
-
-/* The Hadamard matrix of order 16 with changed signs, times the block's rows, divided by 4. */
-static double rotated(const form *f, const float *x, const block *b, size_t r) {
-    static const int negative = 0xD7E8;
-    double sum = 0.0;
-    for (size_t i = 0; i < b->rows; i++) {
-        const double v = (double)x[(b->row + i) * f->stride + b->column];
-        sum += (__builtin_popcount((unsigned)(r & i)) + (negative >> i)) % 2 != 0 ? -v : v;
-    }
-    return sum / 4.0;
-}
-
-/* Rounds a block in plain arithmetic to bf16 values. */
-static void round_block(const form *f, const float *x, const block *b, uint16_t *to) {
-    static double values[128 * 128];
-    const size_t count = b->rows * b->columns;
-    double amax = 0.0;
-    for (size_t i = 0; i < count; i++) {
-        const size_t r = i / b->columns;
-        values[i] = f->hadamard && b->down && b->rows == 16
-                        ? rotated(f, x, b, r)
-                        : (double)x[(b->row + r) * f->stride + b->column + i % b->columns];
-        amax = isnan(amax) || isnan(values[i]) ? NAN : fmax(amax, fabs(values[i]));
-    }
-    const double scale = scale_of(f, (float)amax);
-    for (size_t i = 0; i < count; i++) {
-        const size_t row = b->row + i / b->columns, column = b->column + i % b->columns;
-        const float inverse = (float)(1.0 / scale), scaled = (float)values[i] * inverse;
-        const double element =
-            isnan(scale) ? NAN : rounded_element(f, b, (double)scaled, row, column);
-        to[row * f->columns + column] = (uint16_t)moert_dtype_encode(
-            MOERT_DTYPE_BF16, scale == 0.0 ? 0.0f : (float)(element * scale));
-    }
-}
-
+/* Rounds the rows in plain arithmetic to bf16 values. */
 static const uint16_t *round_plainly(const form *f, const float *x, bool down) {
-    const size_t n = f->columns, size = moert_format_block(f->format);
-    const bool tiles = f->axis == MOERT_AXIS_TILE;
-    const size_t height = down || tiles ? size : 1, width = down && !tiles ? 1 : size;
-    uint16_t *to = test_alloc(ROWS * n * sizeof *to);
-    memset(to, QUANTIZED_UNSET, ROWS * n * sizeof *to);
-    for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++])
-        for (size_t row = start; row < ends[g]; row += height)
-            for (size_t c = 0; c < n; c += width)
-                round_block(f, x,
-                            &(block){g, row, moert_min(height, ends[g] - row), c,
-                                     moert_min(width, n - c), down},
-                            to);
+    const size_t n = ROWS * f->columns;
+    const rounding_oracle how = {
+        .rounding = MOERT_ROUND_TO(f->format) |
+                    (f->axis == MOERT_AXIS_TILE ? MOERT_ROUND_TILES : 0u) |
+                    (f->rounding == MOERT_ROUNDING_STOCHASTIC ? MOERT_ROUND_STOCHASTIC : 0u) |
+                    (f->hadamard ? MOERT_ROUND_HADAMARD : 0u),
+        .seed = SEED,
+        .stream = STREAM,
+        .draws = draws,
+        .ends = ends,
+        .groups = GROUPS,
+        .rows = ROWS,
+        .columns = f->columns,
+        .stride = f->stride};
+    double *exact = test_alloc(ROWS * f->stride * sizeof *exact),
+           *values = test_alloc(n * sizeof *values);
+    uint16_t *to = test_alloc(n * sizeof *to);
+    for (size_t i = 0; i < ROWS * f->stride; i++)
+        exact[i] = (double)x[i];
+    oracle_round(&how, exact, down, values);
+    memset(to, QUANTIZED_UNSET, n * sizeof *to);
+    for (size_t i = 0; i < ends[GROUPS - 1] * f->columns; i++)
+        to[i] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, (float)values[i]);
     return to;
 }
 
