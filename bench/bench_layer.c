@@ -6,7 +6,8 @@
  * A sample is the time from a barrier to the end of several consecutive calls, on the slowest rank.
  * Before the samples, y and dx of some tokens of every rank are compared with a float64 computation
  * on the host from the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot
- * forward, 12 H I backward.
+ * forward, 12 H I backward. A recipe's times alternate with those of the same layer with operands
+ * in bf16; the column of_bf16 has the ratio. A layer rounds its weights before the samples.
  *
  * With --skew, the experts of all tokens are drawn at random and have equal weights; there is no
  * router. --balance then places the experts by their numbers of rows, as moert-train --rebalance
@@ -63,7 +64,8 @@ static const moert_option options[] = {
 
 static const char columns[] =
     "op -17s, engine -7s, ranks 5z, T 6z, H 6z, I 6z, E 4z, K 3z, precision -9c, dispatch -8c,"
-    " combine -7c, ms 10.3f, tokens_per_s 12.0f tokens/s, gflops 12.1f GFLOP/s rank, error 9.1e,"
+    " combine -7c, ms 10.3f, of_bf16 7.3f?, tokens_per_s 12.0f tokens/s, gflops 12.1f GFLOP/s "
+    "rank, error 9.1e,"
     " wrong 1w";
 
 typedef struct bench {
@@ -325,7 +327,25 @@ static double bound(void) {
     return fmax(of_precision[precision], fmax(of_dispatch[dispatch], of_combine[combine]));
 }
 
-static moert_status report(bench *b, int operation, double seconds) {
+/* Times call(): *seconds = the median of the rounds, and *of_bf16 = its ratio to that with operands
+ * in bf16, or 0 if the precision is no recipe. */
+static moert_status measure(bench *b, double *seconds, double *of_bf16) {
+    enum { ROUNDS = 3 };
+    const moert_timed timed = {b->device, b->comm, call, b, repeat, SAMPLE_S};
+    const bool rounds = precision > MOERT_PRECISION_BF16;
+    double round[2][ROUNDS];
+    for (int i = 0; i < (rounds ? ROUNDS : 1); i++)
+        for (int bf16 = 0; bf16 < (rounds ? 2 : 1); bf16++) {
+            b->batch.bf16_operands = bf16;
+            MOERT_TRY(moert_rates_time(&timed, 1, &round[bf16][i]));
+        }
+    b->batch.bf16_operands = false;
+    *seconds = rounds ? moert_rates_median(round[0], ROUNDS) : round[0][0];
+    *of_bf16 = rounds ? *seconds / moert_rates_median(round[1], ROUNDS) : 0.0;
+    return MOERT_OK;
+}
+
+static moert_status report(bench *b, int operation, double seconds, double of_bf16) {
     static const char *const names[] = {"forward", "forward+backward"};
     const size_t ranks = moert_comm_size(b->comm);
     const double flops = (operation == FORWARD ? 6.0 : 18.0) * (double)(asked.tokens * asked.topk) *
@@ -333,7 +353,7 @@ static moert_status report(bench *b, int operation, double seconds) {
     return bench_rows_add(
         &b->rows, names[operation], moert_mesh_engine(b->mesh), ranks, asked.tokens, asked.hidden,
         asked.intermediate, asked.experts, asked.topk, MOERT_PRECISION_WORDS, precision,
-        MOERT_DISPATCH_WORDS, dispatch, MOERT_COMBINE_WORDS, combine, seconds * 1e3,
+        MOERT_DISPATCH_WORDS, dispatch, MOERT_COMBINE_WORDS, combine, seconds * 1e3, of_bf16,
         (double)(ranks * asked.tokens) / seconds, flops / seconds * 1e-9,
         fmax(b->worst[0], b->worst[1]), !(b->worst[0] <= bound() && b->worst[1] <= bound()));
 }
@@ -342,16 +362,15 @@ static moert_status run(moert_context *context) {
     bench b = {.context = context,
                .comm = moert_context_comm(context),
                .device = moert_context_device(context)};
-    const moert_timed timed = {b.device, b.comm, call, &b, repeat, SAMPLE_S};
-    double seconds = 0.0;
+    double seconds = 0.0, of_bf16 = 0.0;
     char wrong[128];
     moert_status status;
     b.rows = bench_rows_begin(context, columns, "%s", moert_device_name(b.device));
     MOERT_TRY_OR(release, prepare(&b));
     MOERT_TRY_OR(release, check(&b));
     for (b.operation = 0; b.operation < OPERATIONS; b.operation++) {
-        MOERT_TRY_OR(release, moert_rates_time(&timed, 1, &seconds));
-        MOERT_TRY_OR(release, report(&b, b.operation, seconds));
+        MOERT_TRY_OR(release, measure(&b, &seconds, &of_bf16));
+        MOERT_TRY_OR(release, report(&b, b.operation, seconds, of_bf16));
     }
     b.operation = FORWARD_BACKWARD;
     if (with_spans)

@@ -84,7 +84,7 @@ exchanged "bf16 through windows" 2 2 "$packed" --dtype bf16 --engine window
 exchanged "bf16 through host buffers on 3 ranks" 3 2 "$packed" --dtype bf16 --engine staged
 MOERT_NODE_RANKS=2 exchanged "sums without weights, first those of another node, on 4 ranks" 4 2 "$packed" --no-weights --engine node
 exchanged "rows of MXFP8 on one rank, without the rival" 1 1 null --dtype mxfp8 --no-rival
-for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16 --combine bf16'; do
+for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16 --combine bf16' '--precision nvfp4'; do
     right "bench_layer $how: y and dx of sampled tokens are those of float64" 2 "wrong=false op=\"forward(.backward)?\" gflops=$number" \
         ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
 done
