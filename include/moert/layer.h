@@ -44,9 +44,9 @@ MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moer
  * Like moert_mesh_create, but with exact replicas: on CPUs, results have the same bits as with EDP
  * 1 (moert_layer_place names the exceptions). Groups are consecutive ranks. A replica computes the
  * rows of its group's tokens, except that the replica of a preceding group may compute an expert's
- * first rows, at most 127. The weight gradient of an expert is one sum, which passes from replica
- * to replica. One replica gets the complete sum, and sends the expert's weights to the other
- * replicas.
+ * first rows, at most 63 (127 if weight gradients have FP8 blocks). The weight gradient of an
+ * expert is one sum, which passes from replica to replica. One replica gets the complete sum, and
+ * sends the expert's weights to the other replicas.
  */
 MOERT_API moert_status moert_mesh_create_exact(moert_context *context, size_t ep,
                                                moert_mesh **mesh);

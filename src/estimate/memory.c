@@ -70,11 +70,13 @@ static size_t count_sequences(const moert_memory_setting *setting, size_t group)
 /* The largest number of rows M that any routing can give a rank. `tokens`: number of tokens of the
  * rank's EP group. `held`: number of experts of the rank. */
 static size_t bound_rows(const moert_memory_setting *setting, size_t tokens, size_t held) {
+    const moert_layer_options options = moert_layer_options_of(setting->config);
     size_t most = tokens;
     for (size_t g = 0; setting->exact && g < setting->ranks / setting->ep; g++)
         most = moert_max(most, count_sequences(setting, g) * setting->length);
     return moert_expert_map_bound(setting->config->router.topk, held,
-                                  setting->exact ? setting->batch * setting->length : tokens, most);
+                                  setting->exact ? setting->batch * setting->length : tokens, most,
+                                  moert_layer_cut_rows(&options));
 }
 
 /* The rows of a rank that holds `held` of the experts: its share of balanced routing, times

@@ -207,7 +207,7 @@ static moert_status gather_counts(moert_exchange *exchange, const moert_planner 
 /*
  * An upper bound of the rows of a rank. A token sends a rank at most min(K, experts of that rank)
  * rows. With exact replicas a rank gets the rows of its group's tokens, and for each expert up to
- * MOERT_CUT_ROWS - 1 rows of other groups' tokens.
+ * placement->cut - 1 rows of other groups' tokens.
  */
 static size_t bound_rows(const moert_planner *planner, size_t ranks) {
     const moert_expert_map *placement = planner->choice.placement;
@@ -220,7 +220,7 @@ static size_t bound_rows(const moert_planner *planner, size_t ranks) {
         most = moert_max(most, tokens);
         all += tokens;
     }
-    return moert_expert_map_bound(planner->choice.topk, held, all, most);
+    return moert_expert_map_bound(planner->choice.topk, held, all, most, placement->cut);
 }
 
 /* Takes from the messages of all ranks the counts, the largest number of slots of a rank, and an

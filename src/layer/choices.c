@@ -58,6 +58,21 @@ static bool prepacks_in_order(const moert_device *device, size_t experts, size_t
            moert_panels_in_order(device, &out);
 }
 
+static const moert_recipe *recipe_of(const moert_layer_options *o) {
+    const moert_recipe *named = moert_recipe_of(o->precision);
+    return named != NULL ? named : &o->recipe;
+}
+
+size_t moert_layer_cut_rows(const moert_layer_options *o) {
+    const moert_recipe *r = recipe_of(o);
+    const uint32_t wgrad[] = {r->wgrad_x & MOERT_ROUND_FORMAT, r->wgrad_dy & MOERT_ROUND_FORMAT};
+    size_t rows = MOERT_CUT_ROWS;
+    for (size_t i = 0; i < MOERT_COUNT(wgrad); i++)
+        if (wgrad[i] != MOERT_ROUND_BF16)
+            rows = moert_max(rows, moert_format_block((moert_format)(wgrad[i] - 1)));
+    return rows;
+}
+
 static bool casts_some(const moert_recipe *r) {
     return r->x == 0 || r->weight == 0 || r->dy == 0 || r->wgrad_x == 0 || r->wgrad_dy == 0 ||
            r->bf16_first > 0.0 || r->bf16_last > 0.0 || r->bf16_finish > 0.0;
@@ -72,8 +87,7 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
                                        size_t experts) {
     const bool rounds = o->precision != MOERT_PRECISION_F32,
                bf16 = o->precision == MOERT_PRECISION_BF16, quantizes = rounds && !bf16;
-    const moert_recipe *named = moert_recipe_of(o->precision),
-                       *recipe = named != NULL ? named : &o->recipe;
+    const moert_recipe *recipe = recipe_of(o);
     const bool back_bf16 = o->combine == MOERT_COMBINE_BF16, biased = o->expert_biases;
     const size_t h = o->hidden, i = o->intermediate;
     const moert_dtype f32 = MOERT_DTYPE_F32, operand = rounds ? MOERT_DTYPE_BF16 : f32;

@@ -62,6 +62,9 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *options,
 /* Checks the options that the choices depend on. Errors: ERROR_USAGE, ERROR_UNSUPPORTED. */
 moert_status moert_layer_check_choices(const moert_layer_options *options);
 
+/* moert_expert_map.cut of the layer: a multiple of the rows of a block of a wgrad. */
+size_t moert_layer_cut_rows(const moert_layer_options *options);
+
 /* The shapes of the blocks of a layer that holds `local` experts, by the index of
  * moert_layer_block. */
 enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 6 };

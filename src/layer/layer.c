@@ -68,6 +68,7 @@ static moert_status create(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     MOERT_TRY(moert_expert_map_create(o->router.experts, moert_comm_size(mesh->experts),
                                       mesh->exact, o->slots, &layer->placement));
+    layer->placement->cut = moert_layer_cut_rows(o);
     MOERT_TRY(MOERT_NEW(&layer->passes));
     layer->passes->layers = 1;
     MOERT_TRY(create_parts(layer));

@@ -103,6 +103,7 @@ moert_status moert_expert_map_create(size_t experts, size_t ranks, size_t groups
                           slots, ranks / groups, experts);
     MOERT_TRY(allocate(experts, ranks, slots > 0 ? ranks * slots : groups * experts, &made));
     made->groups = groups;
+    made->cut = MOERT_CUT_ROWS;
     for (size_t r = 0; r < ranks; r++)
         made->first[r + 1] = made->first[r] + (uint32_t)fill_slots(made, r, slots);
     *placement = made;
@@ -114,6 +115,7 @@ moert_status moert_expert_map_copy(const moert_expert_map *placement, moert_expe
     const size_t words = words_of(placement->experts, placement->ranks, slots);
     MOERT_TRY(allocate(placement->experts, placement->ranks, slots, copy));
     (*copy)->groups = placement->groups;
+    (*copy)->cut = placement->cut;
     (*copy)->longest = placement->longest;
     memcpy((*copy)->first, placement->first, words * sizeof *placement->first);
     return MOERT_OK;
@@ -126,9 +128,9 @@ size_t moert_expert_map_rank(const moert_expert_map *placement, size_t slot) {
     return rank;
 }
 
-size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most) {
+size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most, size_t cut) {
     const size_t each = moert_min(topk, held);
-    return moert_min(tokens * each, most * each + held * (MOERT_CUT_ROWS - 1));
+    return moert_min(tokens * each, most * each + held * (cut - 1));
 }
 
 size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t position) {
@@ -147,18 +149,15 @@ static uint64_t rows_before(const moert_expert_map *placement, size_t expert, si
     return rows;
 }
 
-static uint64_t pieces_of(uint64_t rows) {
-    return (rows + MOERT_CUT_ROWS - 1) / MOERT_CUT_ROWS;
-}
-
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts) {
-    const size_t ranks = placement->ranks, groups = placement->groups;
+    const size_t ranks = placement->ranks, groups = placement->groups, cut = placement->cut;
     const uint64_t rows = rows_before(placement, expert, ranks, counts);
     const uint64_t pieces =
-        groups > 1 ? pieces_of(rows_before(placement, expert, position * ranks / groups, counts))
-                   : pieces_of(rows) * position / placement->chain[expert];
-    return pieces * MOERT_CUT_ROWS < rows ? pieces * MOERT_CUT_ROWS : rows;
+        groups > 1
+            ? moert_ceil_div(rows_before(placement, expert, position * ranks / groups, counts), cut)
+            : moert_ceil_div(rows, cut) * position / placement->chain[expert];
+    return moert_min(pieces * cut, rows);
 }
 
 /* The facts that check() has found about an expert so far. */

@@ -14,7 +14,7 @@
 
 #include "moert/plan.h"
 
-enum { MOERT_CUT_ROWS = 128 }; /* a member's range of rows begins at a multiple of 128 */
+enum { MOERT_CUT_ROWS = 64 }; /* the usual moert_expert_map.cut */
 
 /* The values of MOERT_LAYER_NO_EXPERT and MOERT_LAYER_CLONE of moert/layer.h. */
 #define MOERT_NO_EXPERT    UINT32_MAX
@@ -23,6 +23,7 @@ enum { MOERT_CUT_ROWS = 128 }; /* a member's range of rows begins at a multiple 
 typedef struct moert_expert_map {
     size_t experts, ranks;
     size_t groups;      /* number of groups of consecutive ranks; each group holds all experts */
+    size_t cut;         /* a member's range of rows begins at a multiple of this number */
     size_t longest;     /* number of members of the longest chain; 1: there are no clones */
     uint32_t *first;    /* [ranks + 1] rank r has the slots first[r] to first[r + 1] - 1 of all
                            slots */
@@ -46,15 +47,16 @@ static inline uint32_t moert_expert_map_at(const moert_expert_map *placement, si
  * The first of an expert's rows that member `position` of its chain computes, or the end of the
  * rows if `position` is the number of members; counts[ranks,E] are the rows of each rank's tokens.
  * Members share the rows evenly; with exact replicas, each member computes the rows of its group's
- * tokens. Ranges begin at multiples of MOERT_CUT_ROWS, so that no pair or block of a sum over rows
- * is divided.
+ * tokens. Ranges begin at multiples of placement->cut, so that no pair or block of a sum over
+ * rows is divided.
  */
 uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, size_t position,
                               const uint64_t *counts);
 
 /* The most rows that a rank with `held` experts and clones can receive if each token chooses `topk`
- * experts. `tokens`: tokens of all groups; `most`: tokens of the largest group. */
-size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most);
+ * experts. `tokens`: tokens of all groups; `most`: tokens of the largest group; `cut` is that of the
+ * map. */
+size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most, size_t cut);
 
 /* The slot, counted over all ranks, of a member of an expert's chain. */
 size_t moert_expert_map_find(const moert_expert_map *placement, size_t expert, size_t position);
