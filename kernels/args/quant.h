@@ -17,6 +17,10 @@ enum {
     MOERT_DECODE_UNIT = 8
 };
 
+/* FP8 operands of tensor cores: the length of a block, and the multiple to which rows of a group
+ * are padded in operands of wgrad. */
+enum { MOERT_FP8_BLOCK = 128, MOERT_FP8_ROW_MULTIPLE = 16 };
+
 /* A tile of scales (moert/quantize.h) has 128 rows of 4 scales. */
 enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
 

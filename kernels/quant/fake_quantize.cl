@@ -144,30 +144,18 @@ static inline loaded load_step(const task *t, uint row, int column, int n) {
     return load_x_as(t->x, row * t->args->x_stride + column, n);
 }
 
+#include "quant/held_rows.h"
+
 #if MOERT_ITEMS == 1
 #include "quant/along_cpu.h"
-#elif defined(HAS_WARPS)
-#include "quant/along_warp.h"
 #else
-/* Rounds the held rows along rows; the row group's items call together. */
-static inline void round_along(const task *t, const vec held[HELD], int column,
-                               local float *row_group) {
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
-        const uint line = first_held() + r;
-        const uvec largest = block_largest(larger_bits(0, held[r]), BLOCK / PART, row_group);
-        const value_scale s = find_scale(t, largest);
-        store_along(t, s, &held[r], is_plain(s.scale), t->p.row + line, column,
-                    line < t->p.rows ? t->p.last - column : 0);
-    }
+/* Rounds a step of the held row `line` of the block. */
+static inline void store_held(const task *t, value_scale s, const vec *x, uint line, int column) {
+    store_along(t, s, x, is_plain(s.scale), t->p.row + line, column,
+                line < t->p.rows ? t->p.last - column : 0);
 }
+#include "quant/along_gpu.h"
 #endif
-
-/* The largest magnitude bits in each column of the held rows. */
-static inline uvec held_largest(const vec held[HELD]) {
-    uvec largest = 0;
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = larger_bits(largest, held[r]);
-    return largest;
-}
 
 /* Rounds the held rows of a block, one block in each column; all row groups call together. */
 static inline void round_down(const task *t, vec held[HELD], int column,
@@ -178,8 +166,9 @@ static inline void round_down(const task *t, vec held[HELD], int column,
 #endif
     const value_scale s = find_scale(t, largest_of_groups(held_largest(held), peaks));
     const bool plain = is_plain(s.scale);
+    const uint first = first_held_again();
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
-        const uint line = first_held() + r, row = t->p.row + line;
+        const uint line = first + r, row = t->p.row + line;
         if (line < t->p.rows)
             store_values(t, values_of(t, s, held[r], DOWN_STREAM, row, column), plain, t->down, row,
                          column, t->p.last - column);
@@ -192,26 +181,10 @@ static inline void round_tiles(const task *t, const vec held[HELD], int column,
                                local float *row_group, local uvec (*peaks)[MOERT_ITEMS]) {
     const uvec own = block_largest(held_largest(held), BLOCK / PART, row_group);
     const value_scale s = find_scale(t, largest_of_groups(own, peaks));
-    const bool plain = is_plain(s.scale);
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
-        const uint line = first_held() + r;
-        store_along(t, s, &held[r], plain, t->p.row + line, column,
-                    line < t->p.rows ? t->p.last - column : 0);
-    }
+    const uint first = first_held_again();
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) store_held(t, s, &held[r], first + r, column);
 }
 #endif
-
-static inline void load_rows(const task *t, loaded own[HELD], int column) {
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
-        const uint line = first_held() + r;
-        own[r] = line < t->p.rows ? load_step(t, t->p.row + line, column, t->p.last - column)
-                                  : (loaded)0;
-    }
-}
-
-static inline void hold_rows(vec held[HELD], const loaded own[HELD]) {
-    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] = floats_of(own[r]);
-}
 
 /* Rounds the columns of one row group's rows. */
 static inline void round_block(const task *t, local float *row_group,

@@ -20,6 +20,19 @@ static inline uint first_held(void) {
     return row_group_index() * HELD;
 }
 
+/* The same, for a step of a loop. On NVIDIA's GPUs each call reads the index of the row group from
+ * the hardware, so that the compiler does not keep the addresses of all held rows in registers
+ * across the loop. */
+static inline uint first_held_again(void) {
+#ifdef HAS_WARPS
+    uint index;
+    __asm__ volatile("mov.u32 %0, %%tid.y;" : "=r"(index));
+    return index * HELD;
+#else
+    return first_held();
+#endif
+}
+
 /* The maximum of x over the `items` items of this item's block. `items` is a power of two, and the
  * first item's number is a multiple of it. */
 INLINED uvec block_largest(uvec x, int items, local float *row_group) {

@@ -1,6 +1,6 @@
 /*
- * Included by fake_quantize.cl after formats.h: rows in float32 or bf16, and largest
- * magnitudes. Required: X_BF16 (0 rows are float32, 1 bf16).
+ * Included by fake_quantize.cl and fp8_operands.cl after held.h: rows in float32 or bf16, and
+ * largest magnitudes. Required: X_BF16 (0 rows are float32, 1 bf16).
  */
 #ifndef X_BF16
 #error "X_BF16 must be defined"
@@ -48,4 +48,11 @@ static inline uvec larger_bits(uvec most, vec x) {
 #else
     return max(most, magnitude_bits(x));
 #endif
+}
+
+/* The largest magnitude bits in each column of the held rows. */
+static inline uvec held_largest(const vec held[HELD]) {
+    uvec largest = 0;
+    UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = larger_bits(largest, held[r]);
+    return largest;
 }

@@ -8,6 +8,7 @@
 
 #include "device/check.h"
 #include "quant/fake_quantize.h"
+#include "quant/fp8_operands.h"
 #include "quant/quantize.h"
 #include "quant/scales.h"
 
@@ -17,6 +18,7 @@
     X(quantize, moert_quantize)                                                                    \
     X(dequantize, moert_quantize)                                                                  \
     X(fake_quantize, moert_fake_quantize)                                                          \
+    X(fp8_operands, moert_fp8_operands)                                                            \
     X(cast, moert_cast)                                                                            \
     X(swizzle, moert_scale_tiles)                                                                  \
     X(unswizzle, moert_scale_tiles)                                                                \

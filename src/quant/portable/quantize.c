@@ -1,5 +1,5 @@
 /* Quantizers and casts of the portable backend: launches kernels/quant/quantize.cl, dequantize.cl,
- * fake_quantize.cl, amax.cl and cast.cl. */
+ * fake_quantize.cl, fp8_operands.cl, amax.cl and cast.cl. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -195,6 +195,44 @@ moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
                      ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}),
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->draws),
                      MOERT_ARG(op->along), MOERT_ARG(op->down), args);
+}
+
+/* The program of a quantizer of FP8 operands. */
+static void choose_fp8_program(const moert_fp8_operands *op, char spec[MOERT_SPEC_BYTES]) {
+    add_format("quant/fp8_operands", MOERT_FORMAT_FP8_BLOCK, SCALE_E8M0, spec);
+    const size_t used = strlen(spec);
+    snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d%s -DALIGNED",
+             op->x_type == MOERT_DTYPE_BF16, op->along.q != NULL, op->down.q != NULL,
+             op->tiles ? " -DTILES" : "");
+}
+
+moert_status moert_portable_fp8_operands(const moert_fp8_operands *op) {
+    const moert_groups *g = &op->groups;
+    moert_device *device = moert_buffer_device(op->x);
+    const size_t blocks = moert_row_blocks_most(g->rows, g->count, MOERT_FP8_BLOCK),
+                 height = g->rows / g->count;
+    const moert_quantize_args args = {
+        .q_bytes = op->tiles ? height : moert_fp8_padded_rows(g->rows, g->count),
+        .scales = height / MOERT_FP8_BLOCK,
+        .x_stride = op->x_stride,
+        .groups = op->tiles ? 1 : (unsigned)g->count,
+        .rows = (unsigned)g->rows,
+        .columns = (int)op->columns,
+        .strip = STRIP,
+        .blocks = (unsigned)blocks};
+    const moert_buffer *ends = op->tiles ? NULL : g->ends;
+    char spec[MOERT_SPEC_BYTES];
+    if (moert_by_form(device, 1, 0) == 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "FP8 operands need kernels in GPU form");
+    choose_fp8_program(op, spec);
+    if (op->down.q != NULL && !op->tiles)
+        MOERT_TRY(MOERT_RUN(device, spec, "pad_ends", ((moert_grid){1, 1, 1}), MOERT_ARG(ends),
+                            MOERT_ARG(op->padded_ends), MOERT_STRUCT(args)));
+    return MOERT_RUN(device, spec, "fp8_operands",
+                     ((moert_grid){blocks, moert_ceil_div(op->columns, STRIP), 1}), MOERT_ARG(ends),
+                     MOERT_ARG(op->padded_ends), MOERT_ARG(op->x), MOERT_ARG(op->along.q),
+                     MOERT_ARG(op->along.scale), MOERT_ARG(op->down.q), MOERT_ARG(op->down.scale),
+                     MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_dequantize(const moert_quantize *op) {
