@@ -81,8 +81,8 @@ MOERT_ARGS_LAYOUT(moert_split_args, accumulate, 56, 64)
 /* Arguments of kernels/gemm/nvidia/fp8.cl. */
 typedef struct moert_fp8_args {
     args_u64 ldc;
-    args_u32 groups, lines, columns, terms, s_line, t_group, t_block, t_column;
+    args_u32 groups, lines, columns, terms, blocks, s_line, s_block, t_group, t_block, t_column;
 } moert_fp8_args;
-MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 36, 40)
+MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 44, 48)
 
 #endif

@@ -4,7 +4,7 @@
 #include "base/dtype.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
-#include "moert/quantize.h"
+#include "quant/fp8_operands.h"
 
 /* moert_check_buffer of floats. */
 static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
@@ -27,8 +27,13 @@ static bool is_by_weight(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_DGRAD;
 }
 
-static double bytes_of(moert_dtype type) {
-    return (double)moert_dtype_bits(type) / 8.0;
+static size_t bytes_of(moert_dtype type) {
+    return moert_dtype_bits(type) / 8;
+}
+
+/* The bytes of an element of x or y in memory. */
+static double element_bytes(const moert_matrix *m) {
+    return m->quantized != NULL ? 1.0 : (double)bytes_of(m->type);
 }
 
 /* Checks the type of x or y: float32 or bf16. An operand must have the type in which operands are
@@ -114,17 +119,22 @@ static size_t weights_of(const moert_gemm *gemm) {
     return gemm->groups.shared ? 1 : gemm->groups.count;
 }
 
+/* Checks the buffer of x or y: of the payload if the matrix is quantized. */
+static moert_status check_rows(const char *name, const moert_matrix *m, size_t rows, size_t width) {
+    return m->quantized != NULL
+               ? moert_check_buffer(name, m->quantized->q, rows, width, width, 1)
+               : moert_check_buffer(name, m->buffer, rows, width, m->stride, bytes_of(m->type));
+}
+
 static moert_status check_buffers(const moert_gemm *full) {
     const unsigned needs = needs_of[full->kind];
     const size_t rows = full->groups.rows, weights = weights_of(full);
     MOERT_TRY(check_buffer("ends", full->groups.ends, 1, full->groups.count, full->groups.count));
     if (full->groups.ends != NULL)
         MOERT_TRY(moert_backend_check(moert_buffer_device(full->groups.ends)));
-    MOERT_TRY(moert_check_buffer("y", full->y.buffer, rows, full->y.first + full->n, full->y.stride,
-                                 moert_dtype_bits(full->y.type) / 8));
+    MOERT_TRY(check_rows("y", &full->y, rows, full->y.first + full->n));
     if ((needs & NEEDS_X) != 0)
-        MOERT_TRY(moert_check_buffer("x", full->x.buffer, rows, full->k, full->x.stride,
-                                     moert_dtype_bits(full->x.type) / 8));
+        MOERT_TRY(check_rows("x", &full->x, rows, full->k));
     if ((needs & NEEDS_WEIGHT) != 0)
         MOERT_TRY(check_buffer("weight", full->weight.buffer, weights * full->n, full->k, full->k));
     if (rounded_of(full) != NULL)
@@ -175,11 +185,12 @@ static void report_work(const moert_gemm *full) {
     const double m = (double)(full->groups.end_row - full->groups.first_row);
     const double n = (double)full->n, k = (double)full->k;
     const moert_panels *panels = full->panels;
-    const double weight = panels == NULL ? (double)sizeof(float)
-                                         : (double)moert_panels_bytes(panels) /
-                                               ((double)panels->shape.groups * n * k);
+    const double weight = full->weight.quantized != NULL ? 1.0
+                          : panels == NULL               ? (double)sizeof(float)
+                                                         : (double)moert_panels_bytes(panels) /
+                                                 ((double)panels->shape.groups * n * k);
     const size_t weights = full->groups.shared ? 1 : full->groups.end - full->groups.first;
-    const double x = bytes_of(full->x.type), y = bytes_of(full->y.type);
+    const double x = element_bytes(&full->x), y = element_bytes(&full->y);
     moert_device *device = moert_buffer_device(full->groups.ends);
     (moert_gemm_type(full) == MOERT_DTYPE_F32 ? moert_profile_work : moert_profile_bf16_work)(
         device, "gemm/gemm", 2.0 * m * n * k,
@@ -187,7 +198,7 @@ static void report_work(const moert_gemm *full) {
     if (!full->glu.gated)
         return;
     /* add the bytes of h and prob, and subtract those of v if v is not kept */
-    const double h = (double)full->glu.width * bytes_of(full->glu.type);
+    const double h = (double)full->glu.width * (double)bytes_of(full->glu.type);
     moert_profile_work(device, "gemm/gemm", 0.0,
                        m * (h + sizeof(float) - (full->glu.drop_v ? y * n : 0.0)));
 }
@@ -302,6 +313,30 @@ bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm) {
     moert_gemm scattering = with_bf16_result(gemm);
     scattering.groups.runs = moert_max(gemm->groups.runs, 1);
     return supports_prepacked(device, &scattering);
+}
+
+bool moert_gemm_takes_fp8(const moert_device *device, size_t groups, size_t n, size_t k) {
+    const moert_format format = MOERT_FORMAT_FP8_BLOCK;
+    const moert_quantized rows = {format, MOERT_AXIS_ROW, .blocks = 1},
+                          columns = {format, MOERT_AXIS_COLUMN, .transposed = true, .blocks = 1},
+                          tiles = {format, MOERT_AXIS_TILE, .transposed = false},
+                          turned = {format, MOERT_AXIS_TILE, .transposed = true};
+    const moert_gemm_more more = {.row_multiple = MOERT_FP8_ROW_MULTIPLE};
+    bool takes = true;
+    for (int kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_WGRAD; kind++) {
+        const bool wgrad = kind == MOERT_GEMM_WGRAD, dgrad = kind == MOERT_GEMM_DGRAD;
+        moert_gemm gemm = {.groups = {.count = groups, .rows = MOERT_FP8_ROW_MULTIPLE},
+                           .n = n,
+                           .k = k,
+                           .more = &more};
+        moert_gemm_set(&gemm, (moert_gemm_kind)kind, MOERT_DTYPE_BF16);
+        gemm.x.quantized = dgrad ? NULL : wgrad ? &columns : &rows;
+        gemm.y.quantized = kind == MOERT_GEMM_FORWARD ? NULL : wgrad ? &columns : &rows;
+        gemm.weight.quantized = wgrad ? NULL : dgrad ? &turned : &tiles;
+        const moert_gemm full = completed(&gemm);
+        takes = takes && moert_backend_get(device)->supports(device, &full) == NULL;
+    }
+    return takes;
 }
 
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm) {

@@ -143,6 +143,8 @@ typedef struct moert_gemm_more {
  * Products of two bf16 values are exact in float32. So a chain of fma has the same bits for bf16
  * operands and for the same values in float32, except that magnitudes below 2^-126 may be flushed
  * to 0. With a workspace, as in the op objects, any types, row orders and epilogues are legal.
+ * Without one, both operands may be quantized if moert_gemm_takes_fp8() says so; their types are
+ * then BF16.
  *
  * With `glu.gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of
  * `glu`. In forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the
@@ -202,11 +204,17 @@ const char *moert_gemm_bf16_order(const moert_device *device);
 /* FLOPs: 2 M N K, except bias_grad. */
 moert_status moert_gemm_run(const moert_gemm *gemm);
 
-/* The next three functions ignore the buffers of `gemm`. Whether forward and dgrad of this shape by
+/* The next functions ignore the buffers of `gemm`. Whether forward and dgrad of this shape by
  * prepacked weights can round their results to BF16, to nearest even as a cast would. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
 /* Whether forward and dgrad can also store the rows of a BF16 result at `places`. */
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
+/* Whether forward, dgrad and wgrad by weights [groups,N,K] multiply FP8_BLOCK operands themselves.
+ * The operands are rows in blocks along rows, weights in tiles, stored transposed for dgrad, and
+ * for wgrad rows in blocks along columns, stored transposed, with a `row_multiple` of
+ * MOERT_FP8_ROW_MULTIPLE. Results are float32 or bf16. Tensor cores keep only about 14 bits of the
+ * sums of 128 products. */
+bool moert_gemm_takes_fp8(const moert_device *device, size_t groups, size_t n, size_t k);
 /* The largest size to which forward, dgrad and wgrad of this shape grow the buffer `split`. */
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
 

@@ -53,6 +53,7 @@ typedef struct moert_quantized {
     moert_format format;
     moert_axis axis;
     bool transposed;
+    bool scale_rows; /* with COLUMN blocks: scales [P,N] even if the payload is transposed */
     const moert_buffer *q, *scale;
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
     size_t blocks;              /* with COLUMN blocks: row blocks for which q and scale have room */

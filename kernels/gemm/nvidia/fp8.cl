@@ -26,8 +26,8 @@
  *
  * Beyond the end of K operands are 0: TMA gives zeros beyond a tensor, and WGRAD clears the rows of
  * the next group in both operands. Lines beyond the end of a group are computed from arbitrary
- * memory and not stored. s[m,b] is at s + m * s_line + b, t at t + g * t_group + b * t_block + (j /
- * 128, in WGRAD j) * t_column.
+ * memory and not stored. s[m,b] is at s + m * s_line + b * s_block, t at t + g * t_group + b *
+ * t_block + (j / 128, in WGRAD j) * t_column. In WGRAD there are scales of `blocks` blocks.
  *
  * TMA requires rows of the operands that are multiples of 16 bytes, columns and ldc that are
  * multiples of 8 elements and, in WGRAD, ends of the groups that are multiples of 16. Grid: one
@@ -35,10 +35,10 @@
  * ends of the groups. src/device/nvidia/ptx.c replaces the 1040 bytes that the kernel declares by
  * ARENA. Deterministic: the hardware determines the order of a sum, the same in every run, and no
  * tile depends on another. Required: WGRAD, SCALED (0, 1; 1 in WGRAD), E5M2 (0, 1), F32 (result: 0
- * bf16, 1 float32), ARENA.
+ * bf16, 1 float32), ADDS (1: adds the result to the old c, with WGRAD and F32), ARENA.
  */
-#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32)
-#error "WGRAD, SCALED, E5M2 and F32 must be defined"
+#if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(ADDS)
+#error "WGRAD, SCALED, E5M2, F32 and ADDS must be defined"
 #endif
 #define F16     0
 #define SCATTER 0
@@ -202,7 +202,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
     const shape size = {args.groups, args.lines, args.columns, args.terms};
-    const scales of = {s, t, args.s_line, args.t_group, args.t_block, args.t_column};
+    const scales of = {
+        s, t, args.blocks, args.s_line, args.s_block, args.t_group, args.t_block, args.t_column};
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         begin_pipeline(base, 1 + 3 * SCALED, 8); /* consumers: one arrival of each warp */

@@ -59,7 +59,7 @@ typedef struct shape {
 /* Scales; fp8.cl defines the strides. */
 typedef struct scales {
     global const float *s, *t;
-    uint s_line, t_group, t_block, t_column;
+    uint blocks, s_line, s_block, t_group, t_block, t_column;
 } scales;
 
 /* The position of a block of K: in the tile that begins at (line, column) of the walk's group. */
@@ -81,11 +81,11 @@ static inline void load_operands(const walk *w, position at, ulong map_a, ulong 
  * gives the last scale. */
 static inline float load_scale(const shape *s, const scales *of, const walk *w, position at,
                                uint j) {
-    const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block,
+    const uint block = WGRAD ? min(w->block + at.block, of->blocks - 1) : at.block,
                unit = WGRAD ? 1 : BLOCK;
     if (j < LINES)
-        return of
-            ->s[min((WGRAD ? at.line : w->first + at.line) + j, s->lines - 1) * of->s_line + block];
+        return of->s[min((WGRAD ? at.line : w->first + at.line) + j, s->lines - 1) * of->s_line +
+                     block * of->s_block];
     return of->t[w->group * of->t_group + block * of->t_block +
                  min(at.column / unit + j - LINES, (s->columns - 1) / unit) * of->t_column];
 }

@@ -2,8 +2,12 @@
  * How wgmma.cl and fp8.cl store results. A warp holds the sums of 16 lines as epilogue.h describes.
  * It puts 128 bytes of each line, rounded, into a piece of local memory, and stores the piece in
  * words of 16 bytes, four lines at a time. Required: OUTS, the pieces of a warp; the struct tile,
- * with line, end and column; with GLU, epilogue.h.
+ * with line, end and column; with GLU, epilogue.h. Optional: ADDS (1: adds float32 results to the
+ * old ones).
  */
+#ifndef ADDS
+#define ADDS 0
+#endif
 #define PIECE_BYTES MOERT_NVIDIA_PIECE_BYTES
 
 /* Local memory for the pieces of a warp, as a pointer and as an address. */
@@ -83,14 +87,18 @@ INLINED void store_lines(const float *sum, float factor, int first, int last, pi
                   (pieces){piece.at + at, piece.address + at});
         sync_warp();
         UNROLL_FOR(int r = 0; r < 16; r += 4) {
-            const uint4 value =
+            uint4 value =
                 *(local const uint4 *)(piece.at + at + word_at(r + lane / 8, word, to.type));
             if (!(SCATTER ? to.addresses[r / 4] != 0 : line + r < t.end) ||
                 column + i * width >= to.columns)
                 continue;
             global uchar *start = SCATTER ? (global uchar *)to.addresses[r / 4] + column * bytes
                                           : lines + r * to.stride * bytes;
-            *(global uint4 *)(start + i * step_of(to)) = value;
+            global uint4 *result = (global uint4 *)(start + i * step_of(to));
+#if ADDS
+            value = as_uint4(as_float4(value) + as_float4(*result));
+#endif
+            *result = value;
         }
     }
 }

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "device/launch.h"
 #include "device/nvidia/tensor_map.h"
+#include "device/share.h"
 #include "gemm/nvidia/tensor_cores.h"
 
 enum { MOST_GROUPS = 448, SPEC_BYTES = 192 };
@@ -45,6 +46,10 @@ static bool is_stored_for_wgrad(const moert_matrix *o) {
            o->quantized->transposed;
 }
 
+static bool adds(const moert_gemm *gemm) {
+    return gemm->epilogue.addend != MOERT_ADDEND_NONE;
+}
+
 static bool is_transposed(const moert_gemm *gemm) {
     return gemm->weight.quantized != NULL && gemm->weight.quantized->transposed;
 }
@@ -52,9 +57,9 @@ static bool is_transposed(const moert_gemm *gemm) {
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
     const moert_matrix a = moert_nvidia_first_operand(gemm), b = moert_nvidia_second_operand(gemm);
     const moert_gemm_more *e = gemm->more;
-    const bool plain = e->beta == NULL && gemm->epilogue.addend == MOERT_ADDEND_NONE &&
-                       gemm->bias == NULL && e->row_weight == NULL && e->prob == NULL &&
-                       e->amax == NULL && gemm->x.gather == NULL && gemm->y.gather == NULL;
+    const bool plain = e->beta == NULL && gemm->bias == NULL && e->row_weight == NULL &&
+                       e->prob == NULL && e->amax == NULL && gemm->x.gather == NULL &&
+                       gemm->y.gather == NULL && e->places == NULL;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, block = is_block(&a);
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const size_t lengths = n | k | a.stride | (wgrad ? rows : 0);
@@ -72,7 +77,9 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
         {!gemm->more->discrete, "stacked weights"},
         {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
          "weights as they are, not transposed, in an FP8 gemm_forward"},
-        {plain, "FP8 GEMMs without beta, bias, row_weight, prob, permutation and amax"},
+        {plain, "FP8 GEMMs without beta, bias, row_weight, prob, permutation, amax and places"},
+        {!adds(gemm) || (wgrad && gemm->weight.type == MOERT_DTYPE_F32),
+         "FP8 GEMMs without an old value, except in gemm_wgrad in f32"},
         {lengths % 16 == 0 && moert_nvidia_result_operand(gemm).stride % 8 == 0,
          "FP8 operands with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
         {!wgrad || (gemm->more->row_multiple > 0 && gemm->more->row_multiple % 16 == 0),
@@ -101,9 +108,11 @@ static moert_status transpose_weights(const moert_gemm *gemm, moert_buffer *tran
                      MOERT_ARG(gemm->groups.ends));
 }
 
-/* Kernel arguments with the strides of the scales s and t (kernels/gemm/nvidia/fp8.cl). */
+/* Kernel arguments with the strides of the scales s, of consecutive blocks, and t
+ * (kernels/gemm/nvidia/fp8.cl). */
 static moert_fp8_args with_strides(size_t s_line, size_t t_group, size_t t_block, size_t t_column) {
     return (moert_fp8_args){.s_line = (uint32_t)s_line,
+                            .s_block = 1,
                             .t_group = (uint32_t)t_group,
                             .t_block = (uint32_t)t_block,
                             .t_column = (uint32_t)t_column};
@@ -117,8 +126,14 @@ static moert_fp8_args strides_of(const moert_gemm *gemm) {
     if (gemm->kind == MOERT_GEMM_DGRAD)
         return is_transposed(gemm) ? with_strides(down, down * across, 1, down)
                                    : with_strides(down, down * across, across, 1);
-    const size_t room = gemm->x.quantized->blocks; /* x and y have room for equally many blocks */
-    return with_strides(room, 0, 1, room);
+    const moert_quantized *x = gemm->x.quantized, *y = gemm->y.quantized;
+    const bool x_rows = x->scale_rows, y_rows = y->scale_rows;
+    /* x and y have room for equally many blocks */
+    moert_fp8_args args =
+        with_strides(y_rows ? 1 : y->blocks, 0, x_rows ? gemm->k : 1, x_rows ? 1 : x->blocks);
+    args.s_block = y_rows ? (uint32_t)gemm->n : 1;
+    args.blocks = (uint32_t)x->blocks;
+    return args;
 }
 
 /* Makes the tensor maps of both operands. `transposed`, unless NULL, replaces operand B. */
@@ -149,16 +164,16 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
         MOERT_TRY(transpose_weights(gemm, transposed));
     MOERT_TRY(make_maps(gemm, transposed, &maps[0], &maps[1]));
     snprintf(spec, sizeof spec,
-             "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d -DARENA=%d", wgrad,
-             is_block(&a), !is_block(&a) && moert_gemm_type(gemm) == MOERT_DTYPE_E5M2,
-             moert_gemm_output(gemm)->type == MOERT_DTYPE_F32, MOERT_ARENA_BYTES);
+             "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d -DADDS=%d -DARENA=%d",
+             wgrad, is_block(&a), !is_block(&a) && moert_gemm_type(gemm) == MOERT_DTYPE_E5M2,
+             moert_gemm_output(gemm)->type == MOERT_DTYPE_F32, adds(gemm), MOERT_ARENA_BYTES);
     moert_fp8_args args = strides_of(gemm);
     args.ldc = moert_nvidia_result_operand(gemm).stride;
     args.groups = (uint32_t)gemm->groups.count;
     args.lines = (uint32_t)(wgrad ? gemm->n : gemm->groups.rows);
     args.columns = (uint32_t)(forward ? gemm->n : gemm->k);
     args.terms = (uint32_t)(forward ? gemm->k : gemm->n);
-    const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
+    const moert_grid grid = {moert_device_units(device), 1, 1};
     return MOERT_RUN(device, spec, "nvidia_fp8", grid, MOERT_STRUCT(maps),
                      MOERT_ARG(moert_nvidia_result_operand(gemm).buffer),
                      MOERT_ARG(gemm->groups.ends),
