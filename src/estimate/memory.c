@@ -132,6 +132,7 @@ static void make_shape(const moert_memory_setting *setting, size_t rank, moert_m
     set_rows(setting, rank, s);
     s->choices = moert_layer_choose(&s->options, setting->device, s->layer.local);
     s->layer.casts = s->choices.casts;
+    s->layer.fp8 = s->choices.fp8;
     s->layer.given = c->dense != MOERT_PRECISION_F32;
 }
 

@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "layer/operand.h"
-#include "moert/quantize.h"
+#include "quant/fp8_operands.h"
 
 enum { GRAIN = 8 /* GEMMs that scatter their results need N and K to be multiples of this */ };
 
@@ -78,6 +78,17 @@ static bool casts_some(const moert_recipe *r) {
            r->bf16_first > 0.0 || r->bf16_last > 0.0 || r->bf16_finish > 0.0;
 }
 
+/* Whether all GEMMs have the operands of the recipe FP8, and tensor cores multiply them. The sizes
+ * are multiples of the blocks, so that blocks of weights are whole. */
+static bool multiplies_fp8(const moert_recipe *r, const moert_device *device, size_t experts,
+                           size_t h, size_t i) {
+    const moert_recipe *fp8 = moert_recipe_of(MOERT_PRECISION_FP8);
+    return r->x == fp8->x && r->weight == fp8->weight && r->dy == fp8->dy &&
+           r->wgrad_x == fp8->wgrad_x && r->wgrad_dy == fp8->wgrad_dy && device != NULL &&
+           (h | i) % MOERT_FP8_BLOCK == 0 && moert_gemm_takes_fp8(device, experts, 2 * i, h) &&
+           moert_gemm_takes_fp8(device, experts, h, i);
+}
+
 /* Whether a dgrad can round dy both ways, also for the wgrad: by the same format and rounding. */
 static bool rounds_dy_alike(const moert_recipe *r) {
     return r->dy != MOERT_ROUND_BF16 && r->dy == (r->wgrad_dy & ~(uint32_t)MOERT_ROUND_HADAMARD);
@@ -101,6 +112,7 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
         .h = operand,
         .quantizes = quantizes,
         .keeps_down = rounds_dy_alike(recipe) && !o->deferred_wgrad,
+        .fp8 = !biased && !o->deferred_wgrad && multiplies_fp8(recipe, device, experts, h, i),
         .recipe = *recipe,
         .casts = casts_some(recipe),
         .copies_in_order = prepacks_in_order(device, experts, h, i),

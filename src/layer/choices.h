@@ -7,6 +7,7 @@
  *   f32            float32                                            F32        F32    F32
  *   bf16           bf16                                               BF16 (1)   BF16   BF16 (2)
  *   recipes        bf16, or a format's values in bf16 (rounding.h)    BF16 (1)   BF16   as v (3)
+ *                  or FP8 payloads and scales (fp8.h)
  *
  * (1) v and dh are F32 if the GEMMs cannot round their results, or with biases: dv replaces v, and
  *     the gradient of the biases reads dv in float32.
@@ -46,6 +47,7 @@ typedef struct moert_layer_choices {
     moert_dtype received; /* x and dy as the GEMMs get them: BF16 if the GEMMs read the window */
     moert_dtype v, h, dv; /* dtype of v[M,2I] and dh[M,I], of h[M,I], and of dv[M,2I] */
     bool quantizes;       /* operands are rounded by `recipe` */
+    bool fp8;             /* GEMMs multiply FP8 operands on tensor cores (layer/fp8.h) */
     moert_recipe recipe;  /* all operands in bf16 if the layer does not quantize */
     bool casts;      /* some operands of the recipe are in bf16, or in some of a model's batches
                              all are */

@@ -442,7 +442,8 @@ static moert_status run_rows(moert_gemm *gemm, span rows) {
 static moert_status run_gemm(const chained *c, const moert_row_groups *part, span rows,
                              bool accumulate) {
     moert_gemm gemm = *(const moert_gemm *)c->op;
-    gemm.groups = *part;
+    if (gemm.x.quantized == NULL) /* FP8 rows have their own groups, and no clones */
+        gemm.groups = *part;
     gemm.epilogue.addend = moert_accumulate(accumulate);
     return rows.count < c->result.rows ? run_rows(&gemm, rows) : moert_gemm_run(&gemm);
 }

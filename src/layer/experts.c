@@ -2,6 +2,7 @@
 #include "layer/experts.h"
 
 #include "base/memory.h"
+#include "layer/fp8.h"
 #include "layer/rounding.h"
 #include "layer/wire.h"
 
@@ -29,18 +30,24 @@ static moert_status take_operands(moert_pass *pass, int block, moert_expert_gemm
         MOERT_TRY(moert_round_rows(pass, gemm, block, false, &gemm->x));
     if (reads_y)
         MOERT_TRY(moert_round_rows(pass, gemm, block, true, &gemm->y));
-    return MOERT_OK;
+    return gemm->kind == MOERT_GEMM_WGRAD && moert_pass_fp8(pass)
+               ? moert_fp8_pad_groups(pass, planned)
+               : MOERT_OK;
 }
 
-/* Adds the GLU to the forward of the first projection. */
-static void add_glu(const moert_pass *pass, moert_gemm *gemm) {
-    gemm->glu = (moert_glu){.gated = MOERT_GATED,
-                            .drop_v = moert_pass_drops_v(pass),
-                            .form = pass->layer->options.glu,
-                            .prob = moert_window_rows(pass->prob),
-                            .prob_stride = moert_window_stride(pass->prob),
-                            .type = pass->layer->choices.h,
-                            .h = pass->h};
+moert_glu moert_experts_glu(const moert_pass *pass, const moert_row_groups *groups) {
+    return (moert_glu){.gated = moert_pass_fp8(pass) ? MOERT_UNGATED : MOERT_GATED,
+                       .drop_v = moert_pass_drops_v(pass),
+                       .form = pass->layer->options.glu,
+                       .first_row = groups->first_row,
+                       .rows = groups->end_row,
+                       .width = pass->layer->options.intermediate,
+                       .v = pass->v,
+                       .prob = moert_window_rows(pass->prob),
+                       .prob_stride = moert_window_stride(pass->prob),
+                       .from = pass->layer->choices.v,
+                       .type = pass->layer->choices.h,
+                       .h = pass->h};
 }
 
 /* Fills in a GEMM except for its matrices. */
@@ -67,7 +74,7 @@ moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int bloc
     gemm->groups.runs = result->places != NULL ? pass->plan->plan->ranks : 0;
     if (block == BLOCK_EXPERT_IN && kind == MOERT_GEMM_FORWARD) {
         gemm->bias = tensors[EXPERT_BIAS].weight;
-        add_glu(pass, gemm);
+        gemm->glu = moert_experts_glu(pass, groups);
     }
     MOERT_TRY(take_operands(pass, block, planned));
     return moert_round_take_weight(pass, block, gemm);

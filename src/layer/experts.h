@@ -34,6 +34,9 @@ typedef struct moert_expert_gemm {
 moert_status moert_experts_gemm(moert_pass *pass, moert_gemm_kind kind, int block,
                                 const moert_row_groups *groups, const moert_result *result,
                                 moert_expert_gemm *planned);
+/* The descriptor of the GLU of groups of rows. `gated`: the GLU is part of the forward of the first
+ * projection; otherwise it follows as a separate call. */
+moert_glu moert_experts_glu(const moert_pass *pass, const moert_row_groups *groups);
 /* Prepares the gradient of the weight of `block`. A failure becomes the status of the pass; the
  * GEMM then has its shape, but no operands. */
 void moert_experts_wgrad(moert_pass *pass, int block, moert_expert_gemm *planned);

@@ -64,7 +64,9 @@ moert_status moert_pass_activate(moert_pass *pass, const moert_row_groups *part)
         return MOERT_OK;
     const moert_result v = {.rows = {.buffer = pass->v, .type = c->v}};
     MOERT_TRY(moert_experts_gemm(pass, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part, &v, &in));
-    return moert_gemm_run(&in.gemm);
+    MOERT_TRY(moert_gemm_run(&in.gemm));
+    const moert_glu glu = moert_experts_glu(pass, part);
+    return glu.gated ? MOERT_OK : moert_glu_forward(&glu);
 }
 
 /* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the

@@ -8,6 +8,7 @@
 #include "layer/probe.h"
 #include "layer/sizes.h"
 #include "nn/bias.h"
+#include "quant/fp8_operands.h"
 #include "router/router.h"
 
 /* Indices of a layer's blocks, and of the tensors in each block (in the order of
@@ -26,10 +27,13 @@ enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
 /* The quantized copies of an expert block's weight, for precisions with scales per block. The copy
  * for forward has blocks along K, the copy for dgrad along N. A copy is prepacked, or float32 where
- * prepacking gains nothing. */
+ * prepacking gains nothing. For GEMMs of FP8 operands, the copies for forward and dgrad are instead
+ * payloads and scales (layer/fp8.h), which `quantized` describes. */
 typedef struct moert_rounded {
     moert_panels *panels[MOERT_PANELS_USES];
     moert_buffer *weight[MOERT_PANELS_USES];
+    moert_fp8_operand fp8[2];
+    moert_quantized quantized[2];
 } moert_rounded;
 
 /* The passes of a layer, or of several layers that share the list. A later pass reuses the memory
@@ -90,6 +94,7 @@ struct moert_pass {
     moert_buffer *v, *h;       /* v [M,2I] and h [M,I], in the dtypes of moert_layer_choices */
     moert_buffer *gate_logits; /* [T] logits of the shared expert's gate */
     moert_routing gate;        /* gate.weight[T] scales the shared expert's result */
+    moert_quantized fp8[2];    /* rows x and y of the GEMM that was prepared last (layer/fp8.h) */
     moert_buffer *shared_v, *shared_h; /* shared_v [T,2I] in the dtype of moert_operand_between,
                                           shared_h [T,I] in the dtype of operands */
 
@@ -158,6 +163,9 @@ moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const 
 typedef moert_status moert_chunk_work(moert_pass *pass, const moert_row_groups *part);
 moert_status moert_pass_each_chunk(moert_pass *pass, moert_chunk_work *work);
 
+/* Whether the experts' GEMMs have FP8 operands (layer/fp8.h): not if the batch asks for bf16, or if
+ * experts have clones, whose wgrads are computed expert by expert. */
+bool moert_pass_fp8(const moert_pass *pass);
 /* The sizes of the pass's buffers; a pass without a plan has no rows. */
 moert_layer_sizes moert_pass_sizes(const moert_pass *pass);
 /* *buffer = the scratch buffer for `use`, reserved for the floats that this use needs. */

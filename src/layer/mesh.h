@@ -20,10 +20,15 @@
     X(TOKENS, "results of shared experts")        /* [T,H] */                                      \
     X(DENSE, "received rows in float32")          /* [M,H]; also results in a window's layout */   \
     X(WIRE, "rows for the wire")                  /* quantizers also write payloads here */        \
-    X(SCALES, "scales of payloads")                                                                \
-    X(ENDS, "ends of experts' weights") /* uint32 [L] */                                           \
+    X(ENDS, "ends of experts' weights")           /* uint32 [L] */                                 \
     X(DOWN_IN, "gradients of v rounded down columns")                                              \
     X(DOWN_OUT, "gradients of y rounded down columns")                                             \
+    /* FP8 payloads are in the buffers of rounded operands */                                      \
+    X(SCALES_X, "scales of FP8 operands x")                                                        \
+    X(SCALES_Y, "scales of FP8 operands y")                                                        \
+    X(SCALES_DOWN_IN, "scales of FP8 gradients of v down columns")                                 \
+    X(SCALES_DOWN_OUT, "scales of FP8 gradients of y down columns")                                \
+    X(PADDED_ENDS, "ends of experts' padded rows") /* uint32 [L] */                                \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
     X(ROUNDED_Y, "rounded operands y of GEMMs") /* conversions for the wire also write here */
 

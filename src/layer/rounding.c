@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "device/buffer.h"
+#include "layer/fp8.h"
 #include "layer/operand.h"
 #include "quant/fake_quantize.h"
 
@@ -103,22 +104,26 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
 }
 
 /* Rounds the weights again if they have changed. */
-static moert_status refresh_weights(moert_layer *layer) {
+static moert_status refresh_weights(moert_layer *layer, bool fp8) {
     const size_t hidden = layer->options.hidden, width = layer->options.intermediate;
+    moert_status (*refresh)(moert_layer *, int, size_t, size_t) =
+        fp8 ? moert_fp8_refresh_weight : refresh_weight;
     if (!layer->weights_changed)
         return MOERT_OK;
-    MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_IN, 2 * width, hidden));
-    MOERT_TRY(refresh_weight(layer, BLOCK_EXPERT_OUT, hidden, width));
+    MOERT_TRY(refresh(layer, BLOCK_EXPERT_IN, 2 * width, hidden));
+    MOERT_TRY(refresh(layer, BLOCK_EXPERT_OUT, hidden, width));
     layer->weights_changed = false;
     return MOERT_OK;
 }
 
 void moert_round_free(moert_layer *layer) {
-    for (int i = 0; i < BLOCKS; i++)
+    for (int i = 0; i < BLOCKS; i++) {
+        moert_fp8_free(&layer->rounded[i]);
         for (size_t use = 0; use < MOERT_PANELS_USES; use++) {
             moert_panels_destroy(layer->rounded[i].panels[use]);
             moert_buffer_destroy(layer->rounded[i].weight[use]);
         }
+    }
     memset(layer->rounded, 0, sizeof layer->rounded);
     layer->weights_changed = true;
 }
@@ -131,7 +136,11 @@ moert_status moert_round_take_weight(const moert_pass *pass, int block, moert_ge
         moert_round_free(layer); /* the copies of earlier batches */
         return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
     }
-    MOERT_TRY(refresh_weights(layer));
+    MOERT_TRY(refresh_weights(layer, moert_pass_fp8(pass)));
+    if (moert_pass_fp8(pass)) {
+        moert_fp8_take_weight(layer, block, gemm);
+        return MOERT_OK;
+    }
     gemm->panels = rounded->panels[use];
     if (gemm->panels == NULL)
         gemm->weight.buffer = rounded->weight[use];
@@ -202,6 +211,8 @@ moert_status moert_round_rows(moert_pass *pass, const moert_gemm *gemm, int bloc
     const bool bf16 = rounding_of(recipe_of(pass), gemm->kind, y) == MOERT_ROUND_BF16;
     moert_fake_quantize op = describe(pass, gemm, block, y, rows);
     moert_buffer *target;
+    if (moert_pass_fp8(pass))
+        return moert_fp8_rows(pass, gemm, block, y, rows);
     if (bf16 && rows->type == operand)
         return MOERT_OK;
     MOERT_TRY(moert_pass_scratch(pass, use, &target));

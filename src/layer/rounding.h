@@ -4,6 +4,7 @@
  *   bf16      rows are cast to bf16; the GEMMs round the weights (gemm/gemm.h)
  *   formats   matrices become the format's values in bf16, which holds them exactly
  *             (quant/fake_quantize.h)
+ *   FP8       if tensor cores multiply them, the same values as payloads and scales (layer/fp8.h)
  *
  * The float32 master weights are kept. After moert_layer_weights_changed(), the first pass that
  * needs them rounds the weights again, and prepacks the rounded weights where that gains something.

@@ -112,9 +112,19 @@ static size_t float_results(const moert_layer_sizes *s) {
     return c->y.rounds && c->dx.rounds ? 0 : 2 * sent_floats(s);
 }
 
-/* Floats of a rounded copy of rows [M,columns]; 0 if the rows need no rounding. */
+/* Floats of a rounded copy of rows [M,columns], or of their FP8 payload with padded rows; 0 if the
+ * rows need no rounding. */
 static size_t rounded(const moert_layer_sizes *s, moert_dtype type, size_t columns) {
-    return rounds(s, type) ? moert_operand_floats(s->choices->operand, s->rows * columns) : 0;
+    const size_t payload = moert_fp8_padded_rows(s->rows, s->local) * columns / sizeof(float),
+                 copy = rounds(s, type)
+                            ? moert_operand_floats(s->choices->operand, s->rows * columns)
+                            : 0;
+    return !s->fp8 ? copy : s->casts ? moert_max(copy, payload) : payload;
+}
+
+/* Floats of the scales of FP8 rows [M,columns] in either direction. */
+static size_t fp8_scales(const moert_layer_sizes *s, size_t columns) {
+    return s->fp8 ? moert_row_blocks_most(s->rows, s->local, MOERT_FP8_BLOCK) * columns : 0;
 }
 
 /* Floats of the split operands of the router's GEMM, which moert_gemm reserves. */
@@ -148,6 +158,11 @@ size_t moert_layer_use_floats(const moert_layer_sizes *s, moert_layer_use use,
 
 /* ---- sizes of a pass ---- */
 
+bool moert_pass_fp8(const moert_pass *pass) {
+    const moert_layer *layer = pass->layer;
+    return layer->choices.fp8 && !pass->batch.bf16_operands && layer->placement->longest <= 1;
+}
+
 moert_layer_sizes moert_pass_sizes(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
     return (moert_layer_sizes){.options = &layer->options,
@@ -159,7 +174,8 @@ moert_layer_sizes moert_pass_sizes(const moert_pass *pass) {
                                .rows = pass->plan != NULL ? pass->plan->plan->rows : 0,
                                .bf16 = pass->batch.type == MOERT_DTYPE_BF16,
                                .sends = pass->back.slot_window != NULL,
-                               .casts = pass->batch.bf16_operands || layer->choices.casts};
+                               .casts = pass->batch.bf16_operands || layer->choices.casts,
+                               .fp8 = moert_pass_fp8(pass)};
 }
 
 moert_status moert_pass_scratch(const moert_pass *pass, moert_layer_use use,

@@ -38,6 +38,7 @@ typedef struct moert_layer_sizes {
     bool bf16;                  /* the batch's rows are bf16 */
     bool sends;                 /* ranks push results (moert_transfer.slot_window) */
     bool casts;                 /* some operands of a recipe are in bf16 */
+    bool fp8;                   /* the experts' GEMMs have FP8 operands (layer/fp8.h) */
 } moert_layer_sizes;
 
 /* The sizes of the shared expert's GLU; width 0: no shared expert. */
@@ -81,13 +82,21 @@ moert_buffer_table moert_pass_routing_buffers, moert_pass_hidden_buffers;
     X(Y_BF16, WIRE, s->sends ? sent_floats(s) : 0)                                                 \
     X(Y_PUSHED, ROUNDED_Y, s->sends ? sent_floats(s) : 0)                                          \
     /* rounded operands of the experts' GEMMs: by the first weight, by the second */               \
+    /* each is followed by the scales that FP8 operands have (layer/fp8.c) */                      \
     X(X_IN, ROUNDED_X, rounded(s, c->received, o->hidden))                                         \
+    X(X_IN_SCALES, SCALES_X, fp8_scales(s, o->hidden))                                             \
     X(Y_IN, ROUNDED_Y, rounded(s, c->dv, 2 * o->intermediate))                                     \
+    X(Y_IN_SCALES, SCALES_Y, fp8_scales(s, 2 * o->intermediate))                                   \
     X(X_OUT, ROUNDED_X, rounded(s, c->h, o->intermediate))                                         \
+    X(X_OUT_SCALES, SCALES_X, fp8_scales(s, o->intermediate))                                      \
     X(Y_OUT, ROUNDED_Y, rounded(s, c->received, o->hidden))                                        \
+    X(Y_OUT_SCALES, SCALES_Y, fp8_scales(s, o->hidden))                                            \
     /* operands y of wgrads, which their dgrads make (moert_round_rows) */                         \
     X(DOWN_IN, DOWN_IN, c->keeps_down ? rounded(s, c->dv, 2 * o->intermediate) : 0)                \
-    X(DOWN_OUT, DOWN_OUT, c->keeps_down ? rounded(s, c->received, o->hidden) : 0)
+    X(DOWN_IN_SCALES, SCALES_DOWN_IN, fp8_scales(s, 2 * o->intermediate))                          \
+    X(DOWN_OUT, DOWN_OUT, c->keeps_down ? rounded(s, c->received, o->hidden) : 0)                  \
+    X(DOWN_OUT_SCALES, SCALES_DOWN_OUT, fp8_scales(s, o->hidden))                                  \
+    X(PADDED_ENDS, PADDED_ENDS, s->fp8 ? s->local : 0)
 
 typedef enum moert_layer_use {
 #define MOERT_LAYER_USE(use, buffer, floats) MOERT_USE_##use,

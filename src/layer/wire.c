@@ -124,8 +124,8 @@ moert_status moert_wire_choose_output(moert_pass *pass, bool forward, moert_resu
     *result = (moert_result){.rows = {.buffer = moert_window_rows(back->window), .stride = stride}};
     if (!bf16 && !sent)
         return MOERT_OK;
-    const bool scatters =
-        gemm->scatters && sent && !moert_exchange_sums(mesh->exchange) && layer->probe == NULL;
+    const bool scatters = gemm->scatters && sent && !moert_exchange_sums(mesh->exchange) &&
+                          layer->probe == NULL && !moert_pass_fp8(pass);
     if (!scatters && !gemm->rounds)
         return moert_pass_scratch(pass, MOERT_USE_Y_F32, buffer);
     /* the GEMM rounds its result and stores it to this rank's window, to the windows of all ranks

@@ -1,6 +1,7 @@
 /* Computes the memory for copies of weights: rounded, or prepacked for the device's GEMMs. */
 #include "base/memory.h"
 #include "model/sizes.h"
+#include "quant/fp8_operands.h"
 
 /* Bytes of the prepacked copy of a weight [n,k] (moert_weight_cache) that `times` micro-batches
  * read, each with one forward and one dgrad. `use` is the forward's use of the panels. */
@@ -23,6 +24,12 @@ static size_t rounded_bytes(const moert_device *device, moert_panels_shape shape
     return bytes;
 }
 
+/* Bytes of a weight's FP8 payloads and scales for forward and dgrad (layer/fp8.c). */
+static size_t fp8_bytes(const moert_panels_shape *shape) {
+    const size_t payload = shape->groups * shape->n * shape->k;
+    return 2 * (payload + payload / (MOERT_FP8_BLOCK * MOERT_FP8_BLOCK) * sizeof(float));
+}
+
 static size_t glu_bytes(const moert_glu_sizes *s, size_t times) {
     return prepacked_bytes(s->device, 2 * s->width, s->hidden, MOERT_PANELS_GATED, s->type, times) +
            prepacked_bytes(s->device, s->hidden, s->width, MOERT_PANELS_FORWARD, s->type, times);
@@ -36,7 +43,9 @@ size_t moert_copies_of_experts(const moert_layer_sizes *s, size_t times) {
         {s->local, o->hidden, o->intermediate, MOERT_PANELS_FORWARD, s->choices->operand}};
     size_t bytes = 0;
     for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
-        if (s->choices->quantizes)
+        if (s->choices->fp8)
+            bytes += fp8_bytes(&shapes[i]);
+        else if (s->choices->quantizes)
             bytes += rounded_bytes(s->device, shapes[i]);
         else if (s->rows > 0 && s->device != NULL)
             bytes += moert_weight_cache_need(s->device, &shapes[i], times);

@@ -352,6 +352,39 @@ static void check_gemms(moert_layer *layer) {
 #undef GEMM
 }
 
+/* ---- FP8 tensor cores ---- */
+
+/* Runs a layer with two micro-batches, with FP8 operands only if `fp8` is set. */
+static layer_results compute_fp8(const oracle_layer *oracle, bool fp8) {
+    layer_run run = layer_run_open(oracle, (layer_setup){0});
+    ASSERT_ON_ALL(run.layer->choices.fp8 == has_hopper("values in bf16"));
+    run.layer->choices.fp8 &= fp8;
+    for (size_t i = 0; i < 2; i++)
+        ASSERT_OK(layer_run_step(&run, i, 2));
+    return layer_run_collect(&run);
+}
+
+/* FP8 operands have the values of the bf16 operands. Sums and v are rounded differently, which
+ * changes some of the operands of later GEMMs by one step of E4M3. */
+TEST(test_gemms_of_fp8_operands_stay_near_gemms_of_their_values) {
+    static const int near[] = {LAYER_Y, LAYER_DX, MOERT_LAYER_W1, MOERT_LAYER_W2};
+    moert_layer_options options = layer_form(256, 128);
+    options.precision = MOERT_PRECISION_FP8;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        options.dispatch = bf16 ? MOERT_DISPATCH_BF16 : MOERT_DISPATCH_F32;
+        options.combine = bf16 ? MOERT_COMBINE_BF16 : MOERT_COMBINE_F32;
+        options.recompute_experts = bf16;
+        const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
+        const layer_results want = compute_fp8(&oracle, false), got = compute_fp8(&oracle, true);
+        for (size_t i = 0; i < MOERT_COUNT(near); i++) {
+            const double ratio = sqnr(&got, &want, near[i]);
+            if (test_rank == 0)
+                print_message("# result %d: %.1f dB\n", near[i], ratio);
+            ASSERT_ON_ALL(!(ratio < 36.0));
+        }
+    }
+}
+
 /* Recipes whose wgrads, or whose operands x, are in bf16. */
 static const moert_recipe mixed[] = {
     {.x = MOERT_ROUND_TO(MOERT_FORMAT_MXFP8_E4M3),
