@@ -54,7 +54,7 @@ uint64_t moert_expert_map_cut(const moert_expert_map *placement, size_t expert, 
                               const uint64_t *counts);
 
 /* The most rows that a rank with `held` experts and clones can receive if each token chooses `topk`
- * experts. `tokens`: tokens of all groups; `most`: tokens of the largest group; `cut` is that of the
+ * experts. `tokens`: tokens of all groups; `most`: tokens of the largest group; `cut`: that of the
  * map. */
 size_t moert_expert_map_bound(size_t topk, size_t held, size_t tokens, size_t most, size_t cut);
 
