@@ -69,12 +69,11 @@ static inline uint pack_elements(vec x) {
 
 /* ---- payload in the order of x ---- */
 
-/* Where the results `along` of a step of the held rows lie. `lines`: the number of rows that exist.
- * */
+/* Where the results `along` of a step of the held rows lie. */
 typedef struct place {
     global uint *payload;
     global float *scale; /* of the first row's block */
-    uint lines;
+    uint lines;          /* held rows that exist */
 } place;
 
 static inline place place_of(const task *t, int column) {

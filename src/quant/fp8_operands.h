@@ -10,8 +10,8 @@
  *           from ends'[g-1] on, where ends' are the groups' ends if each group has a multiple of
  *           MOERT_FP8_ROW_MULTIPLE rows. The payload of padding is 0, or NaN in a block with a NaN
  *
- * With `tiles`, x are weights: groups of equally many rows, a multiple of 128, in blocks of
- *128x128: 
+ * With `tiles`, x are weights: groups of equally many rows, a multiple of 128, in blocks of 128 x
+ * 128:
  *   along   payload [M,N], scales [M/128,N/128]
  *   down    of each group: payload [N,M/G], scales [N/128,M/G/128]
  *
@@ -39,8 +39,7 @@ typedef struct moert_fp8_operands {
     moert_dtype x_type;
     size_t x_stride;
     moert_fp8_operand along, down;
-    moert_buffer
-        *padded_ends; /* uint32 [G]: ends', with `down` but without `tiles`; it is an output */
+    moert_buffer *padded_ends; /* uint32 [G]: ends', an output with `down` but without `tiles` */
 } moert_fp8_operands;
 
 /* The padded rows for which `down` of rows has room. */
