@@ -256,9 +256,16 @@ static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
 
 /* ---- activations ---- */
 
+/* The largest number of slots of any rank. With --verify another rank repeats the work of that
+ * rank. */
+static size_t most_experts(const moert_memory_shape *s) {
+    const moert_model_config *c = s->setting->config;
+    return moert_max(c->expert_slots, moert_ceil_div(c->router.experts, s->setting->ep));
+}
+
 /* The device buffers of a plan, and the activations of a MoE layer with `rows` rows. */
 static void add_pass(const moert_memory_shape *s, size_t rows, moert_memory *memory) {
-    const moert_plan_sizes plan = {s->layer.local, s->chain * s->options.router.experts,
+    const moert_plan_sizes plan = {most_experts(s), s->chain * s->options.router.experts,
                                    s->layer.tokens * s->options.router.topk,
                                    moert_exchange_packs(s->setting->engine)};
     const size_t largest = s->setting->largest_bytes;
@@ -299,13 +306,6 @@ static void add_activations(const moert_memory_shape *s, size_t direct, moert_me
     for (size_t i = 0; i < moert_memory_kept_layers(s, s->moe_layers); i++)
         add_pass(s, moert_memory_pass_peak(s, i).rows, memory);
     add_head(s, direct, memory);
-}
-
-/* The largest number of experts of any rank: with --verify another rank repeats the work of that
- * rank. */
-static size_t most_experts(const moert_memory_shape *s) {
-    const moert_model_config *c = s->setting->config;
-    return moert_max(c->expert_slots, moert_ceil_div(c->router.experts, s->setting->ep));
 }
 
 /* Adds the mesh's scratch buffers, and the buffers that the backward of all layers shares. */

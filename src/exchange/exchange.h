@@ -173,8 +173,9 @@ typedef struct moert_exchange_slots {
 } moert_exchange_slots;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
-/* The sizes of a plan on the device: experts of this rank, with clones; lanes (moert_lane) of all
- * experts; slots of this rank's tokens; whether the engine packs rows. */
+/* The sizes of a plan on the device: the most slots of any rank, since a plan's memory also serves
+ * plans in which a rank repeats another rank's work; lanes (moert_lane) of all experts; slots of
+ * this rank's tokens; whether the engine packs rows. */
 typedef struct moert_plan_sizes {
     size_t local, lanes, slots;
     bool packs;

@@ -113,13 +113,20 @@ static moert_status reserve_entries(moert_planner *planner, size_t entries) {
     return MOERT_OK;
 }
 
+/* The largest number of slots of a rank. */
+static size_t most_slots(const moert_expert_map *placement) {
+    size_t most = 0;
+    for (size_t r = 0; r < placement->ranks; r++)
+        most = moert_max(most, moert_expert_map_slots_of(placement, r));
+    return most;
+}
+
 static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
     const moert_exchange_slots *choice = &planner->choice;
     const size_t slots = choice->tokens * choice->topk, rows = choice->experts + 1;
     moert_device *device = exchange->device;
-    const size_t local =
-        moert_expert_map_slots_of(choice->placement, moert_comm_rank(exchange->comm));
-    const moert_plan_sizes sizes = {local, choice->placement->longest * choice->experts, slots,
+    const moert_plan_sizes sizes = {most_slots(choice->placement),
+                                    choice->placement->longest * choice->experts, slots,
                                     exchange->engine->packs};
     int narrow;
     MOERT_TRY(moert_to_int(slots, "slots of a plan", &narrow));
