@@ -6,7 +6,7 @@
  *   along[M,N]   blocks of BLOCK columns of a row    (ROW of quantize.cl)
  *   down[M,N]    blocks of BLOCK rows of a group     (COLUMN of quantize.cl); with HADAMARD, whole
  *                                                    blocks are rotated first
- *   TILES        blocks of BLOCK x BLOCK             (TILE of quantize.cl); along equals down
+ *   TILES        blocks of BLOCK x BLOCK             (TILE of quantize.cl); both are equal
  *
  * NVFP4's block scales keep the 3 mantissa bits of E4M3, but have the range of float32, as with a
  * global scale for each block that is a power of two. Scales of blocks of 128 are powers of two.

@@ -85,7 +85,7 @@ void moert_exchange_free_planner(moert_planner *planner) {
 }
 
 /* Index of the first moert_lane's entry in a plan's table. The table begins with the ends of the
- * local slots, and two words for each slot by which random bits are drawn. */
+ * local slots, and two words for each slot, which choose the random bits of its rows. */
 static size_t first_entry(size_t local) {
     return moert_ceil_div(3 * local, ENTRY_WORDS);
 }

@@ -89,7 +89,7 @@ static bool multiplies_fp8(const moert_recipe *r, const moert_device *device, si
            moert_gemm_takes_fp8(device, experts, h, i);
 }
 
-/* Whether a dgrad can round dy both ways, also for the wgrad: by the same format and rounding. */
+/* Whether a recipe rounds dy alike for dgrad and wgrad, so that one pass can make both. */
 static bool rounds_dy_alike(const moert_recipe *r) {
     return r->dy != MOERT_ROUND_BF16 && r->dy == (r->wgrad_dy & ~(uint32_t)MOERT_ROUND_HADAMARD);
 }

@@ -113,3 +113,14 @@ void moert_block_rotate(float v[MOERT_ROTATED]) {
     for (size_t i = 0; i < MOERT_ROTATED; i++)
         v[i] *= 0.25f;
 }
+
+float moert_row_value(const void *x, moert_dtype type, size_t at) {
+    return type == MOERT_DTYPE_F32
+               ? ((const float *)x)[at]
+               : moert_dtype_decode(MOERT_DTYPE_BF16, ((const uint16_t *)x)[at]);
+}
+
+void moert_raise_amax(float *amax, float x) {
+    if (!isnan(*amax) && (isnan(x) || fabsf(x) > *amax))
+        *amax = moert_float_quiet(fabsf(x));
+}

@@ -1,4 +1,5 @@
-/* Computes the scale of one block for the reference backend; formulas are in moert/quantize.h. */
+/* Computes the scale of one block for the reference backend, and reads what its quantizers need;
+ * formulas are in moert/quantize.h. */
 #pragma once
 
 #include "moert/formats.h"
@@ -26,3 +27,8 @@ float moert_nvfp4_global(moert_nvfp4_rule rule, float tensor_amax);
  * and differences at distances 1, 2, 4, 8. */
 enum { MOERT_ROTATED = 16 };
 void moert_block_rotate(float v[MOERT_ROTATED]);
+
+/* Element `at` of x, whose dtype is F32 or BF16. */
+float moert_row_value(const void *x, moert_dtype type, size_t at);
+/* Raises *amax to |x|; a NaN stays. */
+void moert_raise_amax(float *amax, float x);

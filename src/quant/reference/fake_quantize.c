@@ -27,16 +27,7 @@ typedef struct block {
 } block;
 
 static float x_at(const job *j, size_t row, size_t column) {
-    const size_t at = row * j->op->x_stride + column;
-    return j->op->x_type == MOERT_DTYPE_F32
-               ? ((const float *)j->x)[at]
-               : moert_dtype_decode(MOERT_DTYPE_BF16, ((const uint16_t *)j->x)[at]);
-}
-
-/* Raises *amax to |x|; a NaN stays. */
-static void raise_to(float *amax, float x) {
-    if (!isnan(*amax) && (isnan(x) || fabsf(x) > *amax))
-        *amax = moert_float_quiet(fabsf(x));
+    return moert_row_value(j->x, j->op->x_type, row * j->op->x_stride + column);
 }
 
 /* NVFP4's scale without a global one (quant/fake_quantize.h). */
@@ -72,7 +63,7 @@ static float load(job *j, const block *b, bool down) {
     if (down && j->op->how.hadamard && b->rows == MOERT_ROTATED)
         moert_block_rotate(j->values);
     for (size_t i = 0; i < count; i++)
-        raise_to(&amax, j->values[i]);
+        moert_raise_amax(&amax, j->values[i]);
     return amax;
 }
 

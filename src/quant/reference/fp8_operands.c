@@ -27,21 +27,15 @@ typedef struct block {
 } block;
 
 static float x_at(const job *j, size_t row, size_t column) {
-    const size_t at = row * j->op->x_stride + column;
-    return j->op->x_type == MOERT_DTYPE_F32
-               ? ((const float *)j->x)[at]
-               : moert_dtype_decode(MOERT_DTYPE_BF16, ((const uint16_t *)j->x)[at]);
+    return moert_row_value(j->x, j->op->x_type, row * j->op->x_stride + column);
 }
 
 /* Quantizes a block; returns its scale. */
 static float quantize_block(const job *j, const block *b) {
     const moert_quantizer powers = MOERT_QUANTIZER_INIT;
     float amax = 0.0f;
-    for (size_t i = 0; i < b->rows * b->columns; i++) {
-        const float x = fabsf(x_at(j, b->row + i / b->columns, b->column + i % b->columns));
-        if (!isnan(amax) && (isnan(x) || x > amax))
-            amax = moert_float_quiet(x);
-    }
+    for (size_t i = 0; i < b->rows * b->columns; i++)
+        moert_raise_amax(&amax, x_at(j, b->row + i / b->columns, b->column + i % b->columns));
     const moert_block_scale s = moert_block_scale_of(&powers, amax, NULL, 1.0f);
     for (size_t i = 0; i < (b->rows + b->padding) * b->columns; i++) {
         const size_t r = i / b->columns, c = i % b->columns;

@@ -85,13 +85,8 @@ static float load(const job *j, const tile *t) {
             j->values[r * t->columns + c] = *x_at(j, t->row + r, t->column + c);
     if (j->op->how.hadamard && t->rows == MOERT_ROTATED)
         moert_block_rotate(j->values);
-    for (size_t i = 0; i < t->rows * t->columns; i++) {
-        const float magnitude = fabsf(j->values[i]);
-        if (isnan(magnitude) || magnitude > amax)
-            amax = moert_float_quiet(magnitude);
-        if (isnan(amax))
-            break;
-    }
+    for (size_t i = 0; i < t->rows * t->columns; i++)
+        moert_raise_amax(&amax, j->values[i]);
     return amax;
 }
 

@@ -110,3 +110,21 @@ void assert_same_quantized(const char *what, const quantized *got, const quantiz
     assert_same_bytes(what, "q", got->q, want->q, want->q_bytes);
     assert_same_bytes(what, "back", got->back, want->back, want->elements * sizeof(float));
 }
+
+float *hostile_rows(size_t rows, size_t stride, moert_dtype type, float largest) {
+    const float special[] = {0.0f, NAN, INFINITY, -INFINITY, 1e-38f, -3e38f, 0x1p-140f, largest};
+    float *x = random_floats(rows * stride, 2.0f, 3);
+    for (size_t i = 0; i < rows * stride; i++) {
+        const size_t row = i / stride, column = i % stride;
+        x[i] *= ldexpf(1.0f, (int)(row % 7) * 5 - 15);
+        if (row % 17 == 5)
+            x[i] *= 0x1p-125f;
+        if (row % 11 == 3 && column % 37 == 5)
+            x[i] = special[(row + column) % MOERT_COUNT(special)];
+        if (row % 13 == 7 || column / 16 == 2)
+            x[i] = 0.0f;
+        if (type == MOERT_DTYPE_BF16)
+            x[i] = moert_dtype_decode(MOERT_DTYPE_BF16, moert_dtype_encode(MOERT_DTYPE_BF16, x[i]));
+    }
+    return x;
+}

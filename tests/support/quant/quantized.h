@@ -50,3 +50,7 @@ void assert_same_bytes(const char *what, const char *part, const void *got, cons
 moert_buffer *unset_bytes(size_t bytes);
 /* HOW(.member = value, ...): a quantizer. */
 #define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+
+/* Rows of values of all sizes, some of tiny ones; zeros, NaN, infinities, `largest`, and tiny,
+ * large and equal values in places. Values are exact in `type`, F32 or BF16. */
+float *hostile_rows(size_t rows, size_t stride, moert_dtype type, float largest);
