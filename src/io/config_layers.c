@@ -46,24 +46,22 @@ static moert_status check_types(const char *path, const moert_model_config *conf
 static moert_status read_windows(const char *path, const json_t *root, moert_model_config *config) {
     const moert_window_rule rule = moert_family_of(config->family)->windows;
     const json_t *use = moert_field_value(root, "use_sliding_window"),
-                 *types = moert_field_value(root, "layer_types"),
-                 *most = moert_field_value(root, "max_window_layers");
+                 *types = moert_field_value(root, "layer_types");
     const bool switched = rule == MOERT_WINDOW_SWITCHED || rule == MOERT_WINDOW_FIRST;
-    size_t window_layers = 28; /* the default of max_window_layers in Hugging Face's transformers */
     bool used = !switched;
     if (use != NULL)
         MOERT_TRY(moert_field_bool(path, "use_sliding_window", use, &used));
-    if (most != NULL)
-        MOERT_TRY(moert_field_size(path, "max_window_layers", most, 0, &window_layers));
     if (!used)
         config->sliding_window = 0;
     if (types != NULL)
         MOERT_TRY(read_types(path, types, config));
-    if (types != NULL && rule != MOERT_WINDOW_FIRST && rule != MOERT_WINDOW_EVEN)
+    if (types != NULL && (rule == MOERT_WINDOW_ALL || rule == MOERT_WINDOW_SWITCHED))
         return check_types(path, config);
     for (size_t l = 0; types == NULL && l < layer_count(config); l++)
         if (rule == MOERT_WINDOW_ALL || rule == MOERT_WINDOW_SWITCHED ||
-            (l % 2 == 0 && (rule == MOERT_WINDOW_EVEN || l < window_layers)))
+            (rule == MOERT_WINDOW_AFTER && l >= config->window_layers) ||
+            (l % 2 == 0 && (rule == MOERT_WINDOW_EVEN ||
+                            (rule == MOERT_WINDOW_FIRST && l < config->window_layers))))
             moert_layer_set_add(&config->windowed, l);
     if (config->sliding_window == 0)
         config->windowed = (moert_layer_set){{0}};

@@ -1,7 +1,7 @@
 /*
- * Reads Hugging Face config.json. families.c has each family's constants and defaults of absent
- * keys (those of Hugging Face's transformers 5). model_fields.c has the tables of keys. Functions
- * here and in config_*.c read the few keys that do not fit a table.
+ * Reads Hugging Face config.json. families.c has each family's keys and constants. model_fields.c
+ * has the table of keys. Functions here and in config_*.c read the few keys that do not fit a
+ * table.
  */
 #include "base/files.h"
 #include "io/model_config.h"
@@ -21,29 +21,25 @@
 
 enum { CONFIG_LIMIT_BYTES = 16 << 20 };
 
-/* Other names of a family's model_type. */
-static const struct {
-    const char *model_type;
-    moert_family family;
-} aliases[] = {{"kimi_k2", MOERT_FAMILY_DEEPSEEK_V3}};
-
 void moert_model_config_start(moert_model_config *config, moert_family family) {
     *config = moert_family_of(family)->standard;
     config->family = family;
-    config->output_bias = config->attention_bias && moert_family_of(family)->output_bias;
     config->initializer_range = 0.02f;
-    config->end_token = -1;
-    config->pad_token = family == MOERT_FAMILY_OLMOE ? 1 : -1;
+    moert_fields_default(config);
+    config->output_bias = config->attention_bias && moert_family_of(family)->output_bias;
+    config->end_token = config->pad_token = -1;
 }
 
 /* Returns an error that lists the supported model types. */
 static moert_status refuse_type(const char *path, const char *type) {
     char types[1024] = "";
     size_t used = 0;
-    for (size_t i = 0; i < MOERT_FAMILIES + MOERT_COUNT(aliases); i++)
-        used += (size_t)snprintf(types + used, sizeof types - used, "%s%s", i > 0 ? ", " : "",
-                                 i < MOERT_FAMILIES ? moert_family_of((moert_family)i)->model_type
-                                                    : aliases[i - MOERT_FAMILIES].model_type);
+    for (moert_family i = 0; i < moert_families; i++) {
+        const moert_family_row *row = moert_family_of(i);
+        used += (size_t)snprintf(types + used, sizeof types - used, "%s%s%s%s", i > 0 ? ", " : "",
+                                 row->model_type, row->alias != NULL ? ", " : "",
+                                 row->alias != NULL ? row->alias : "");
+    }
     return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: model_type is '%.64s'; supported are %s", path, type,
                       types);
 }
@@ -54,11 +50,8 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
     if (type == NULL)
         return MOERT_FAIL(ERROR_FORMAT, "%s: the key model_type is %s", path,
                           value == NULL ? "missing" : "not a string");
-    moert_family family = moert_family_find(type);
-    for (size_t i = 0; i < MOERT_COUNT(aliases); i++)
-        if (strcmp(aliases[i].model_type, type) == 0)
-            family = aliases[i].family;
-    if (family == MOERT_FAMILIES)
+    const moert_family family = moert_family_find(type);
+    if (family == moert_families)
         return refuse_type(path, type);
     moert_model_config_start(config, family);
     return MOERT_OK;
@@ -93,14 +86,17 @@ static moert_status read_end(const char *path, const json_t *root, moert_model_c
 
 /* A negative pad token counts from the end of the vocabulary, as in PyTorch; null means none. */
 static moert_status read_pad(const char *path, const json_t *root, moert_model_config *config) {
-    const json_t *value = json_object_get(root, "pad_token_id");
-    const json_int_t vocabulary = (json_int_t)config->vocabulary, pad = json_integer_value(value);
-    if (value == NULL)
-        return MOERT_OK;
+    const json_int_t vocabulary = (json_int_t)config->vocabulary;
+    json_t *standard = moert_field_default(config->family, "pad_token_id");
+    const json_t *given = json_object_get(root, "pad_token_id"),
+                 *value = given != NULL ? given : standard;
+    const json_int_t pad = json_integer_value(value);
+    const bool is_number = json_is_integer(value);
+    json_decref(standard);
     config->pad_token = -1;
-    if (json_is_null(value))
+    if (value == NULL || json_is_null(given))
         return MOERT_OK;
-    if (!json_is_integer(value) || pad < -vocabulary || pad >= vocabulary)
+    if (!is_number || pad < -vocabulary || pad >= vocabulary)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: pad_token_id is no token of the vocabulary of %zu; expected a "
                           "token's number or null",
@@ -167,7 +163,9 @@ static moert_status read_quantization(const char *path, const json_t *root,
     return MOERT_OK;
 }
 
-static moert_status check_router(const char *path, const moert_router_options *router) {
+static moert_status check_router(const char *path, moert_router_options *router) {
+    if (router->groups == 0) /* n_group is null */
+        router->groups = router->kept_groups = 1;
     if (router->topk > router->experts)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: num_experts_per_tok is %zu, above the number of experts %zu", path,
@@ -223,25 +221,20 @@ static moert_status derive(const char *path, moert_model_config *config) {
     return check_router(path, &config->router);
 }
 
-/* Checks the router's kind of scores, and reads how groups of experts are chosen (DeepSeek,
- * GLM-4.5). */
-static moert_status read_scoring(const char *path, const json_t *root, moert_model_config *config) {
-    const char *method = json_string_value(moert_field_value(root, "topk_method"));
-    if (config->router.score == MOERT_SCORE_SIGMOID) {
-        MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
-        return expect_text(path, root, "topk_method", "noaux_tc");
-    }
-    if (moert_family_of(config->family)->keys != MOERT_FAMILY_DEEPSEEK_V2)
+/* Reads how DeepSeek-V2's groups of experts are chosen. */
+static moert_status read_groups(const char *path, const json_t *root, moert_model_config *config) {
+    const json_t *value = moert_field_value(root, "topk_method");
+    const char *method = json_string_value(value);
+    if (config->router.score == MOERT_SCORE_SIGMOID ||
+        !moert_fields_have(config->family, "topk_method"))
         return MOERT_OK;
-    MOERT_TRY(expect_text(path, root, "scoring_func", "softmax"));
     config->router.group_best = 1;
     if (method != NULL && strcmp(method, "group_limited_greedy") == 0)
         return moert_field_value(root, "topk_group") != NULL
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_FORMAT, "%s: the key topk_group is missing", path);
     config->router.groups = config->router.kept_groups = 1;
-    if (moert_field_value(root, "topk_method") == NULL ||
-        (method != NULL && strcmp(method, "greedy") == 0))
+    if (value == NULL || (method != NULL && strcmp(method, "greedy") == 0))
         return MOERT_OK;
     return MOERT_FAIL(ERROR_UNSUPPORTED,
                       "%s: topk_method is '%.64s'; supported are greedy and group_limited_greedy",
@@ -252,17 +245,10 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     MOERT_TRY(read_family(path, root, config));
     MOERT_TRY(read_activation(path, root, config));
     MOERT_TRY(moert_fields_check(path, root, config->family));
-    if (json_is_null(json_object_get(root, "n_group"))) /* null: no groups; an absent key keeps the
-                                                           family's default */
-        config->router.groups = config->router.kept_groups = 1;
-    if (json_is_null(json_object_get(root, "num_key_value_heads"))) /* null: the default */
-        config->kv_heads = 0;
-    if (json_is_null(json_object_get(root, "q_lora_rank"))) /* null: one projection computes q */
-        config->latent.q_rank = 0;
     MOERT_TRY(moert_fields_read(path, root, config));
     MOERT_TRY(read_end(path, root, config));
     MOERT_TRY(read_pad(path, root, config));
-    MOERT_TRY(read_scoring(path, root, config));
+    MOERT_TRY(read_groups(path, root, config));
     MOERT_TRY(moert_config_read_rope(path, root, config));
     MOERT_TRY(moert_config_read_layers(path, root, config));
     MOERT_TRY(read_quantization(path, root, config));

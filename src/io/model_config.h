@@ -14,17 +14,7 @@
 #include "moert/recipe.h"
 #include "moert/router.h"
 
-typedef enum moert_family {
-    MOERT_FAMILY_MIXTRAL,
-    MOERT_FAMILY_QWEN3_MOE,
-    MOERT_FAMILY_OLMOE,
-    MOERT_FAMILY_DEEPSEEK_V3,
-    MOERT_FAMILY_GPT_OSS,
-    MOERT_FAMILY_QWEN2_MOE,
-    MOERT_FAMILY_GLM4_MOE,
-    MOERT_FAMILY_DEEPSEEK_V2,
-    MOERT_FAMILIES
-} moert_family;
+typedef size_t moert_family; /* index of a row of the table in families.c */
 
 /* Sizes of multi-head latent attention: q and k have nope + rope elements per head, of which the
  * last `rope` rotate; v has `value` elements per head. */
@@ -109,6 +99,7 @@ typedef struct moert_model_config {
     bool shared_gate;             /* a gate scales the shared expert's result */
     size_t sliding_window;        /* window of the layers in `windowed`, in tokens; 0: full causal
                                      attention in all layers */
+    size_t window_layers;         /* max_window_layers (moert_window_rule) */
     size_t sparse_step;           /* decoder_sparse_step; 0 and 1 = every layer is MoE */
     size_t first_dense;           /* first_k_dense_replace */
     size_t prediction_layers;     /* multi-token-prediction layers in the files, which moert neither
@@ -140,11 +131,9 @@ typedef struct moert_model_config {
 } moert_model_config;
 
 /*
- * Reads DIR/config.json, or the file `path`. Accepts the key names of all versions:
- * num_local_experts, num_experts or n_routed_experts; moe_intermediate_size, else
- * intermediate_size; rope_parameters, or rope_theta and rope_scaling. A head_dim of null is hidden
- * / heads. Absent keys get the defaults of their family. Keys are in three tables (model_fields.c):
- * used, harmless, or legal only at a neutral value; any other key is refused by name. Errors:
+ * Reads DIR/config.json, or the file `path`. The family's row (families.h)
+ * lists the keys, with their names in all versions and their defaults; any other key is refused by
+ * name. Errors:
  * ERROR_IO, ERROR_FORMAT (JSON, types, values: key, value, limit), ERROR_UNSUPPORTED (model_type,
  * an unknown key, hidden_act or rope_type, a value that is not neutral, scores other than the
  * family's, a quant_method that weights.h does not read), ERROR_MEMORY.
@@ -195,9 +184,15 @@ void moert_dense_tensor_name(const moert_model_config *config, size_t layer, moe
 /* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix. */
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes);
-/* Like moert_moe_tensor_name, for a tensor of the router: "gate." or "router." + suffix. */
-void moert_router_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
-                              char *name, size_t bytes);
+typedef enum moert_router_part {
+    MOERT_ROUTER_WEIGHT,
+    MOERT_ROUTER_BIAS,
+    MOERT_ROUTER_CORRECTION,
+    MOERT_ROUTER_PARTS
+} moert_router_part;
+/* Like moert_moe_tensor_name, for a tensor of the router. */
+void moert_router_tensor_name(const moert_model_config *config, size_t layer,
+                              moert_router_part part, char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 /*
  * With joined_experts: the name of the tensor that holds a projection of all experts of a layer.

@@ -1,6 +1,6 @@
-/* The three tables of the keys of config.json, and the code that checks and reads them. */
+/* The table of keys of config.json, and the code that checks, reads and writes the keys of a
+ * family. */
 #include "io/model_fields.h"
-#include "base/memory.h"
 
 #include <float.h>
 #include <stddef.h>
@@ -8,159 +8,179 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "io/families.h"
-
-#define BIT(family) (1U << MOERT_FAMILY_##family)
-#define MIXTRAL     BIT(MIXTRAL)
-#define QWEN2       BIT(QWEN2_MOE)
-#define QWEN3       BIT(QWEN3_MOE)
-#define OLMOE       BIT(OLMOE)
-#define DEEPSEEK_V2 BIT(DEEPSEEK_V2)
-#define DEEPSEEK_V3 BIT(DEEPSEEK_V3)
-#define DEEPSEEK    (DEEPSEEK_V2 | DEEPSEEK_V3)
-#define GLM         BIT(GLM4_MOE)
-#define GPT_OSS     BIT(GPT_OSS)
-#define EVERY       ((1U << MOERT_FAMILIES) - 1)
 
 typedef enum field_kind {
     FIELD_SIZE,   /* size_t, smallest..MOERT_FIELD_SIZE_LIMIT */
     FIELD_FLOAT,  /* float, at least 0; above 0 if `smallest` is 1 */
     FIELD_DOUBLE, /* like FIELD_FLOAT, but stored as double */
-    FIELD_BOOL
+    FIELD_BOOL,
+    FIELD_OTHER /* read and written by model_config.c and config_*.c */
 } field_kind;
 
-typedef enum field_need { OPTIONAL, REQUIRED, AGREED } field_need;
-
 typedef struct config_field {
-    const char *keys[4]; /* the first present key is read; null counts as absent */
+    const char *key;
     field_kind kind;
     size_t offset;
     int smallest;
-    field_need need;   /* AGREED: required, and all present keys must have the same value */
-    unsigned families; /* bit mask of the families (moert_family_row.keys) that have the key */
+    bool required;
 } config_field;
 
 #define FIELD(field) offsetof(moert_model_config, field)
-#define KEYS(kind, field, smallest, need, families, ...)                                           \
-    { {__VA_ARGS__}, FIELD_##kind, FIELD(field), smallest, need, families }
+#define KEY(kind, field, smallest, key)                                                            \
+    { key, FIELD_##kind, FIELD(field), smallest, false }
+#define REQUIRED(field, key)                                                                       \
+    { key, FIELD_SIZE, FIELD(field), 1, true }
+#define OTHER(key)                                                                                 \
+    { key, FIELD_OTHER, 0, 0, false }
 
 /* clang-format off */
 static const config_field fields[] = {
-    KEYS(SIZE, vocabulary, 1, REQUIRED, EVERY, "vocab_size"),
-    KEYS(SIZE, hidden, 1, REQUIRED, EVERY, "hidden_size"),
-    KEYS(SIZE, layers, 1, REQUIRED, EVERY, "num_hidden_layers"),
-    KEYS(SIZE, heads, 1, REQUIRED, EVERY, "num_attention_heads"),
-    KEYS(SIZE, kv_heads, 1, OPTIONAL, EVERY, "num_key_value_heads"),
-    KEYS(SIZE, head_size, 1, OPTIONAL, EVERY, "head_dim"),
-    KEYS(SIZE, max_positions, 1, OPTIONAL, EVERY, "max_position_embeddings"),
-    KEYS(SIZE, intermediate, 1, REQUIRED, QWEN2 | QWEN3 | DEEPSEEK | GLM,
-         "moe_intermediate_size", "intermediate_size"),
-    KEYS(SIZE, intermediate, 1, REQUIRED, MIXTRAL | OLMOE | GPT_OSS,
-         "intermediate_size", "moe_intermediate_size"),
-    KEYS(SIZE, dense_intermediate, 1, OPTIONAL, QWEN2 | QWEN3 | DEEPSEEK | GLM,
-         "intermediate_size"),
-    KEYS(SIZE, shared_experts, 0, OPTIONAL, DEEPSEEK | GLM, "n_shared_experts"),
-    KEYS(SIZE, shared_intermediate, 1, OPTIONAL, QWEN2, "shared_expert_intermediate_size"),
-    KEYS(SIZE, router.experts, 1, AGREED, MIXTRAL | QWEN3 | GPT_OSS,
-         "num_local_experts", "num_experts", "n_routed_experts"),
-    KEYS(SIZE, router.experts, 1, AGREED, QWEN2 | OLMOE,
-         "num_experts", "num_local_experts", "n_routed_experts"),
-    KEYS(SIZE, router.experts, 1, AGREED, DEEPSEEK | GLM,
-         "n_routed_experts", "num_experts", "num_local_experts"),
-    KEYS(SIZE, router.topk, 1, AGREED, EVERY, "num_experts_per_tok", "experts_per_token"),
-    KEYS(BOOL, router.renormalise, 0, OPTIONAL, QWEN2 | QWEN3 | OLMOE | DEEPSEEK_V3 | GLM,
-         "norm_topk_prob"),
-    KEYS(FLOAT, router.scale, 1, OPTIONAL, DEEPSEEK | GLM, "routed_scaling_factor"),
-    KEYS(SIZE, router.groups, 1, OPTIONAL, DEEPSEEK | GLM, "n_group"),
-    KEYS(SIZE, router.kept_groups, 1, OPTIONAL, DEEPSEEK | GLM, "topk_group"),
-    KEYS(FLOAT, glu.limit, 1, OPTIONAL, GPT_OSS, "swiglu_limit"),
-    KEYS(FLOAT, glu.alpha, 1, OPTIONAL, GPT_OSS, "swiglu_alpha"),
-    KEYS(FLOAT, norm_epsilon, 1, OPTIONAL, EVERY, "rms_norm_eps"),
-    KEYS(DOUBLE, rope.theta, 1, OPTIONAL, EVERY, "rope_theta"),
-    KEYS(FLOAT, partial_rotary, 1, OPTIONAL, GLM, "partial_rotary_factor"),
-    KEYS(BOOL, rope.interleaved, 0, OPTIONAL, DEEPSEEK_V3, "rope_interleave"),
-    KEYS(FLOAT, initializer_range, 0, OPTIONAL, EVERY, "initializer_range"),
-    KEYS(FLOAT, aux_coefficient, 0, OPTIONAL, MIXTRAL | QWEN2 | QWEN3 | OLMOE | GPT_OSS,
-         "router_aux_loss_coef"),
-    KEYS(BOOL, tied_embeddings, 0, OPTIONAL, EVERY, "tie_word_embeddings"),
-    KEYS(BOOL, attention_bias, 0, OPTIONAL, QWEN3 | OLMOE | DEEPSEEK | GLM | GPT_OSS,
-         "attention_bias"),
-    KEYS(BOOL, attention_bias, 0, OPTIONAL, QWEN2, "qkv_bias"),
-    KEYS(BOOL, qk_norm, 0, OPTIONAL, GLM, "use_qk_norm"),
-    KEYS(SIZE, latent.q_rank, 1, OPTIONAL, DEEPSEEK, "q_lora_rank"),
-    KEYS(SIZE, latent.kv_rank, 1, OPTIONAL, DEEPSEEK, "kv_lora_rank"),
-    KEYS(SIZE, latent.nope, 1, OPTIONAL, DEEPSEEK, "qk_nope_head_dim"),
-    KEYS(SIZE, latent.rope, 1, OPTIONAL, DEEPSEEK, "qk_rope_head_dim"),
-    KEYS(SIZE, latent.value, 1, OPTIONAL, DEEPSEEK, "v_head_dim"),
-    KEYS(FLOAT, clip_qkv, 1, OPTIONAL, OLMOE, "clip_qkv"),
-    KEYS(SIZE, sliding_window, 0, OPTIONAL, MIXTRAL | QWEN2 | QWEN3 | GPT_OSS, "sliding_window"),
-    KEYS(SIZE, sparse_step, 1, OPTIONAL, QWEN2 | QWEN3, "decoder_sparse_step"),
-    KEYS(SIZE, prediction_layers, 0, OPTIONAL, DEEPSEEK_V3 | GLM,
-         "num_nextn_predict_layers", "num_mtp_layers"),
-    KEYS(SIZE, first_dense, 0, OPTIONAL, DEEPSEEK | GLM, "first_k_dense_replace"),
+    REQUIRED(vocabulary, "vocab_size"),
+    REQUIRED(hidden, "hidden_size"),
+    REQUIRED(layers, "num_hidden_layers"),
+    REQUIRED(heads, "num_attention_heads"),
+    KEY(SIZE, kv_heads, 1, "num_key_value_heads"),
+    KEY(SIZE, head_size, 1, "head_dim"),
+    KEY(SIZE, max_positions, 1, "max_position_embeddings"),
+    REQUIRED(intermediate, "moe_intermediate_size"),
+    KEY(SIZE, dense_intermediate, 1, "intermediate_size"),
+    KEY(SIZE, shared_experts, 0, "n_shared_experts"),
+    KEY(SIZE, shared_intermediate, 1, "shared_expert_intermediate_size"),
+    REQUIRED(router.experts, "num_experts"),
+    REQUIRED(router.topk, "num_experts_per_tok"),
+    KEY(BOOL, router.renormalise, 0, "norm_topk_prob"),
+    KEY(FLOAT, router.scale, 1, "routed_scaling_factor"),
+    KEY(SIZE, router.groups, 1, "n_group"),
+    KEY(SIZE, router.kept_groups, 1, "topk_group"),
+    KEY(FLOAT, glu.limit, 1, "swiglu_limit"),
+    KEY(FLOAT, glu.alpha, 1, "swiglu_alpha"),
+    KEY(FLOAT, norm_epsilon, 1, "rms_norm_eps"),
+    KEY(DOUBLE, rope.theta, 1, "rope_theta"),
+    KEY(FLOAT, partial_rotary, 1, "partial_rotary_factor"),
+    KEY(BOOL, rope.interleaved, 0, "rope_interleave"),
+    KEY(FLOAT, initializer_range, 0, "initializer_range"),
+    KEY(FLOAT, aux_coefficient, 0, "router_aux_loss_coef"),
+    KEY(BOOL, tied_embeddings, 0, "tie_word_embeddings"),
+    KEY(BOOL, attention_bias, 0, "attention_bias"),
+    KEY(BOOL, qk_norm, 0, "use_qk_norm"),
+    KEY(SIZE, latent.q_rank, 1, "q_lora_rank"),
+    KEY(SIZE, latent.kv_rank, 1, "kv_lora_rank"),
+    KEY(SIZE, latent.nope, 1, "qk_nope_head_dim"),
+    KEY(SIZE, latent.rope, 1, "qk_rope_head_dim"),
+    KEY(SIZE, latent.value, 1, "v_head_dim"),
+    KEY(FLOAT, clip_qkv, 1, "clip_qkv"),
+    KEY(SIZE, sliding_window, 0, "sliding_window"),
+    KEY(SIZE, window_layers, 0, "max_window_layers"),
+    KEY(SIZE, sparse_step, 1, "decoder_sparse_step"),
+    KEY(SIZE, prediction_layers, 0, "num_nextn_predict_layers"),
+    KEY(SIZE, first_dense, 0, "first_k_dense_replace"),
+    OTHER("model_type"), OTHER("bos_token_id"), OTHER("eos_token_id"), OTHER("pad_token_id"),
+    OTHER("hidden_act"), OTHER("rope_parameters"), OTHER("rope_scaling"),
+    OTHER("quantization_config"), OTHER("layer_types"), OTHER("mlp_layer_types"),
+    OTHER("mlp_only_layers"), OTHER("use_sliding_window"), OTHER("topk_method"),
 };
 
-typedef struct listed_key {
-    const char *key;
-    unsigned families;
-} listed_key;
-
-/* Keys that model_config.c reads. */
-static const listed_key other_keys[] = {
-    {"model_type", EVERY},
-    {"bos_token_id", EVERY},
-    {"eos_token_id", EVERY},
-    {"pad_token_id", EVERY},
-    {"hidden_act", EVERY},
-    {"rope_parameters", EVERY},
-    {"rope_scaling", EVERY},
-    {"quantization_config", EVERY},
-    {"layer_types", EVERY},
-    {"mlp_only_layers", QWEN2 | QWEN3},
-    {"use_sliding_window", QWEN2 | QWEN3},
-    {"max_window_layers", QWEN2 | QWEN3},
-    {"scoring_func", DEEPSEEK | GLM},
-    {"topk_method", DEEPSEEK | GLM},
-};
-
-/* Keys that change nothing that moert computes. */
-static const char *const harmless[] = {
-    "_attn_implementation", "_name_or_path", "architectures", "attn_implementation", "auto_map",
-    "aux_loss_alpha", "dtype", "ep_size", "id2label", "initial_context_length",
-    "label2id", "output_attentions", "output_hidden_states", "output_router_logits",
-    "problem_type", "qk_head_dim", "return_dict", "seq_aux", "tokenizer_class", "torch_dtype",
-    "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
-    "use_cache",
-};
-
-/* Keys that must be 0 or false, and those that must be 1 or true. The QWEN3 rows are keys of
- * Qwen3-Coder configs; their required values hold for all Qwen3-MoE models. */
-static const listed_key zeros[] = {
-    {"add_cross_attention", EVERY}, {"attention_dropout", EVERY}, {"attn_pdrop", EVERY},
-    {"chunk_size_feed_forward", EVERY}, {"dropout", EVERY}, {"embd_pdrop", EVERY},
-    {"hidden_dropout", EVERY}, {"hidden_dropout_prob", EVERY}, {"is_decoder", EVERY},
-    {"is_encoder_decoder", EVERY}, {"mlp_bias", EVERY}, {"norm_topk_prob", EVERY},
-    {"resid_pdrop", EVERY}, {"router_jitter_noise", EVERY}, {"tie_encoder_decoder", EVERY},
-    {"torchscript", EVERY}, {"qkv_bias", QWEN3}, {"shared_expert_intermediate_size", QWEN3},
-};
-static const listed_key ones[] = {
-    {"moe_layer_freq", EVERY}, {"pretraining_tp", EVERY}, {"use_qk_norm", QWEN3},
-};
-/* Keys whose value may be null, which Hugging Face's transformers reads as "none" or as the
- * default. */
-static const listed_key nullable[] = {
-    {"bos_token_id", EVERY}, {"clip_qkv", EVERY}, {"eos_token_id", EVERY},
-    {"head_dim", MIXTRAL | OLMOE | QWEN2 | DEEPSEEK}, {"layer_types", EVERY},
-    {"mlp_only_layers", EVERY}, {"n_group", DEEPSEEK}, {"norm_topk_prob", DEEPSEEK},
-    {"num_experts_per_tok", DEEPSEEK}, {"num_key_value_heads", QWEN2 | OLMOE | DEEPSEEK},
-    {"pad_token_id", EVERY}, {"pretraining_tp", DEEPSEEK}, {"attention_dropout", DEEPSEEK},
-    {"q_lora_rank", EVERY}, {"quantization_config", EVERY}, {"rope_interleave", EVERY},
-    {"rope_parameters", EVERY}, {"rope_scaling", EVERY}, {"rope_theta", EVERY},
-    {"sliding_window", EVERY}, {"topk_group", DEEPSEEK}, {"v_head_dim", DEEPSEEK_V3},
-    {"first_k_dense_replace", DEEPSEEK_V3}, {"num_nextn_predict_layers", EVERY},
-    {"experts_per_token", EVERY}, {"partial_rotary_factor", EVERY},
-};
+/* The keys of all families (moert_family_row.keys). */
+static const char common_keys[] =
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "max_position_embeddings num_experts_per_tok|experts_per_token=num_experts_per_tok? "
+    "initializer_range:0.02 tie_word_embeddings:false rms_norm_eps rope_theta? model_type "
+    "bos_token_id? eos_token_id? pad_token_id? hidden_act rope_parameters? rope_scaling? "
+    "quantization_config? layer_types? "
+    /* legal at a value that changes nothing */
+    "add_cross_attention!0 attention_dropout!0 attn_pdrop!0 chunk_size_feed_forward!0 dropout!0 "
+    "embd_pdrop!0 hidden_dropout!0 hidden_dropout_prob!0 is_decoder!0 is_encoder_decoder!0 "
+    "mlp_bias!0 norm_topk_prob!0 resid_pdrop!0 router_jitter_noise!0 tie_encoder_decoder!0 "
+    "torchscript!0 moe_layer_freq!1 pretraining_tp!1 "
+    /* change nothing that moert computes */
+    "_attn_implementation* _name_or_path* architectures* attn_implementation* auto_map* "
+    "aux_loss_alpha* dtype* ep_size* id2label* initial_context_length* label2id* "
+    "output_attentions* output_hidden_states* output_router_logits* problem_type* qk_head_dim* "
+    "return_dict* seq_aux* tokenizer_class* torch_dtype* transformers.js_config* "
+    "transformers_version* unsloth_fixed* unsloth_version* use_cache*";
 /* clang-format on */
+
+/* ---- words of moert_family_row.keys ---- */
+
+enum { NAME_BYTES = 64 };
+
+typedef struct key_word {
+    char text[160];
+    const char *names; /* one or more, separated by | or / */
+    const config_field *field;
+    char null;         /* '?' or '~'; 0: null is refused */
+    char rule;         /* ':', '!' or '*', or 0 */
+    const char *value; /* after the rule */
+} key_word;
+
+/* Cuts `text` at the first of `marks`. Returns the mark, and in *rest the text after it. */
+static char cut(char *text, const char *marks, const char **rest) {
+    char *at = strpbrk(text, marks);
+    const char mark = at != NULL ? *at : '\0';
+    *rest = at != NULL ? at + 1 : "";
+    if (at != NULL)
+        *at = '\0';
+    return mark;
+}
+
+static const config_field *find_field(const char *key) {
+    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
+        if (strcmp(fields[i].key, key) == 0)
+            return &fields[i];
+    return NULL;
+}
+
+/* Reads the next word; false at the end. */
+static bool next_word(const char **at, key_word *word) {
+    const char *unused, *key;
+    *at += strspn(*at, " ");
+    const size_t length = strcspn(*at, " ");
+    snprintf(word->text, sizeof word->text, "%.*s", (int)length, *at);
+    *at += length;
+    word->rule = cut(word->text, ":!*", &word->value);
+    word->null = cut(word->text, "?~", &unused);
+    word->names = word->text;
+    const bool renamed = cut(word->text, "=", &key) == '=';
+    word->field = find_field(renamed ? key : word->names);
+    return length > 0;
+}
+
+/* The next of a word's names; false at the end. *agrees: its value must agree with that of
+ * the names before it. */
+static bool next_name(const char **at, char name[NAME_BYTES], bool *agrees) {
+    *agrees = **at == '|';
+    *at += strspn(*at, "|/");
+    const size_t length = strcspn(*at, "|/");
+    snprintf(name, NAME_BYTES, "%.*s", (int)length, *at);
+    *at += length;
+    return length > 0;
+}
+
+static bool names_key(const key_word *word, const char *key) {
+    const char *at = word->names;
+    char name[NAME_BYTES];
+    bool agrees;
+    while (next_name(&at, name, &agrees))
+        if (strcmp(name, key) == 0)
+            return true;
+    return false;
+}
+
+/* Finds the last word that names a key, which is the one that counts. */
+static bool find_word(moert_family family, const char *key, key_word *found) {
+    const char *const lists[] = {moert_family_of(family)->keys, common_keys};
+    bool exists = false;
+    key_word word;
+    for (size_t i = 0; i < MOERT_COUNT(lists) && !exists; i++)
+        for (const char *at = lists[i], *start = at; next_word(&at, &word); start = at)
+            if (names_key(&word, key)) {
+                const char *again = start;
+                exists = next_word(&again, found);
+            }
+    return exists;
+}
 
 json_t *moert_field_value(const json_t *root, const char *key) {
     json_t *value = json_object_get(root, key);
@@ -206,26 +226,10 @@ moert_status moert_field_bool(const char *path, const char *key, const json_t *v
     return MOERT_OK;
 }
 
-static moert_status read_field(const char *path, const json_t *root, const config_field *field,
-                               moert_model_config *config) {
-    const char *key = NULL;
-    json_t *value = NULL;
-    for (size_t i = 0; i < 4 && field->keys[i] != NULL; i++) {
-        json_t *other = moert_field_value(root, field->keys[i]);
-        if (other == NULL)
-            continue;
-        if (value == NULL) {
-            key = field->keys[i];
-            value = other;
-        } else if (field->need == AGREED && !json_equal(value, other)) {
-            return MOERT_FAIL(ERROR_FORMAT, "%s: %s and %s are given and differ", path, key,
-                              field->keys[i]);
-        }
-    }
-    if (value == NULL && field->need != OPTIONAL)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: the key %s is missing", path, field->keys[0]);
-    if (value == NULL)
-        return MOERT_OK;
+/* ---- reading ---- */
+
+static moert_status read_value(const char *path, const char *key, const json_t *value,
+                               const config_field *field, moert_model_config *config) {
     void *target = (char *)config + field->offset;
     switch (field->kind) {
     case FIELD_SIZE:
@@ -234,59 +238,116 @@ static moert_status read_field(const char *path, const json_t *root, const confi
         return moert_field_float(path, key, value, field->smallest > 0, target);
     case FIELD_DOUBLE:
         return moert_field_double(path, key, value, field->smallest > 0, target);
-    default:
+    case FIELD_BOOL:
         return moert_field_bool(path, key, value, target);
+    default:
+        return MOERT_OK;
     }
+}
+
+/* *value = the value of a word's key under one of its names, or NULL; *key = that name, or the
+ * first. */
+static moert_status find_value(const char *path, const json_t *root, const key_word *word,
+                               char key[NAME_BYTES], json_t **value) {
+    const char *at = word->names;
+    char name[NAME_BYTES];
+    bool agrees;
+    *value = NULL;
+    for (bool first = true; next_name(&at, name, &agrees); first = false) {
+        json_t *other = moert_field_value(root, name);
+        if (*value != NULL && other != NULL && agrees && !json_equal(*value, other))
+            return MOERT_FAIL(ERROR_FORMAT, "%s: %s and %s are given and differ", path, key, name);
+        if (first || (*value == NULL && other != NULL))
+            snprintf(key, NAME_BYTES, "%s", name);
+        if (*value == NULL)
+            *value = other;
+    }
+    return MOERT_OK;
+}
+
+static void read_default(const key_word *word, moert_model_config *config) {
+    json_t *value = json_loads(word->value, JSON_DECODE_ANY, NULL);
+    read_value("defaults", word->names, value, word->field, config);
+    json_decref(value);
+}
+
+static moert_status read_word(const char *path, const json_t *root, const key_word *word,
+                              moert_model_config *config) {
+    char key[NAME_BYTES];
+    json_t *value;
+    MOERT_TRY(find_value(path, root, word, key, &value));
+    if (value != NULL)
+        return read_value(path, key, value, word->field, config);
+    if (word->null == '~' && json_is_null(json_object_get(root, key)))
+        *(size_t *)((char *)config + word->field->offset) = 0;
+    else if (word->rule == ':')
+        read_default(word, config);
+    else if (word->field->required)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: the key %s is missing", path, key);
+    return MOERT_OK;
+}
+
+/* Whether moert reads the value of a word's key. */
+static bool is_read(const key_word *word) {
+    return word->rule != '!' && word->rule != '*';
+}
+
+moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config) {
+    const char *const lists[] = {common_keys, moert_family_of(config->family)->keys};
+    key_word word;
+    for (size_t i = 0; i < MOERT_COUNT(lists); i++)
+        for (const char *at = lists[i]; next_word(&at, &word);)
+            if (is_read(&word) && word.field->kind != FIELD_OTHER)
+                MOERT_TRY(read_word(path, root, &word, config));
+    return MOERT_OK;
+}
+
+void moert_fields_default(moert_model_config *config) {
+    const char *at = moert_family_of(config->family)->keys;
+    key_word word;
+    while (next_word(&at, &word))
+        if (word.rule == ':' && word.field->kind != FIELD_OTHER)
+            read_default(&word, config);
+}
+
+json_t *moert_field_default(moert_family family, const char *key) {
+    key_word word;
+    return find_word(family, key, &word) && word.rule == ':'
+               ? json_loads(word.value, JSON_DECODE_ANY, NULL)
+               : NULL;
 }
 
 /* ---- check that every key is known ---- */
 
-static bool has(unsigned families, moert_family family) {
-    return families >> moert_family_of(family)->keys & 1;
+static bool is_text(const char *expected) {
+    return expected[0] < '0' || expected[0] > '9';
 }
 
-static bool lists(const listed_key *table, size_t count, const char *key, moert_family family) {
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(table[i].key, key) == 0 && has(table[i].families, family))
-            return true;
-    return false;
-}
-#define LISTS(table, key, family) lists(table, MOERT_COUNT(table), key, family)
-
-static bool is_used(const char *key, moert_family family) {
-    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
-        for (size_t k = 0; k < 4 && fields[i].keys[k] != NULL; k++)
-            if (has(fields[i].families, family) && strcmp(fields[i].keys[k], key) == 0)
-                return true;
-    return LISTS(other_keys, key, family);
-}
-
-static bool is_harmless(const char *key) {
-    for (size_t i = 0; i < MOERT_COUNT(harmless); i++)
-        if (strcmp(harmless[i], key) == 0)
-            return true;
-    return false;
-}
-
-static bool equals(const json_t *value, int expected) {
+static bool equals(const json_t *value, const char *expected) {
+    if (is_text(expected))
+        return json_is_string(value) && strcmp(json_string_value(value), expected) == 0;
     if (json_is_boolean(value))
-        return json_is_true(value) == (expected == 1);
-    return json_is_number(value) && json_number_value(value) == (double)expected;
+        return json_is_true(value) == (strcmp(expected, "1") == 0);
+    return json_is_number(value) && json_number_value(value) == strtod(expected, NULL);
 }
 
 static moert_status check_key(const char *path, const char *key, const json_t *value,
                               moert_family family) {
-    const bool used = is_used(key, family), one = LISTS(ones, key, family),
-               neutral = one || LISTS(zeros, key, family);
-    if (json_is_null(value) && !LISTS(nullable, key, family) && (used || neutral))
+    key_word word;
+    const bool known = find_word(family, key, &word);
+    if (json_is_null(value) && known && word.rule != '*' && word.null == '\0')
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is null; remove the key to get the default value",
                           path, key);
-    if (json_is_null(value) || used || is_harmless(key) || (neutral && equals(value, one)))
+    if (json_is_null(value) || (known && (word.rule != '!' || equals(value, word.value))))
         return MOERT_OK;
-    if (neutral)
+    if (known && is_text(word.value))
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s is '%.64s'; only '%s' is supported", path, key,
+                          json_is_string(value) ? json_string_value(value) : "(not a string)",
+                          word.value);
+    if (known)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s: %s has a value other than %d, the only one that is supported", path,
-                          key, one);
+                          "%s: %s has a value other than %s, the only one that is supported", path,
+                          key, word.value);
     return MOERT_FAIL(
         ERROR_UNSUPPORTED,
         "%s: moert does not know the key %.64s of a %s config; remove it if the model "
@@ -301,6 +362,15 @@ moert_status moert_fields_check(const char *path, json_t *root, moert_family fam
         MOERT_TRY(check_key(path, key, value, family));
     }
     return MOERT_OK;
+}
+
+bool moert_fields_have(moert_family family, const char *key) {
+    const char *at = moert_family_of(family)->keys;
+    key_word word;
+    while (next_word(&at, &word))
+        if (word.rule != '*' && names_key(&word, key))
+            return true;
+    return false;
 }
 
 /* ---- writing ---- */
@@ -336,26 +406,26 @@ static json_t *field_json(const config_field *field, const moert_model_config *c
     }
 }
 
-/* Whether moert_fields_write writes a field. model_text.c writes the rotary fields. Models without
- * dense layers omit the dense size, since Hugging Face's transformers refuses null as its value. */
-static bool is_written(const config_field *field, const moert_model_config *config) {
-    return has(field->families, config->family) && field->offset != FIELD(rope.theta) &&
-           field->offset != FIELD(partial_rotary) &&
-           (field->offset != FIELD(dense_intermediate) || config->dense_intermediate > 0);
+/* Whether moert_fields_write writes a word's key. model_text.c writes the rotary keys. Models
+ * without dense layers omit the dense size, since Hugging Face's transformers refuses null as its
+ * value. */
+static bool is_written(const key_word *word, const moert_model_config *config) {
+    return is_read(word) && word->field->kind != FIELD_OTHER &&
+           word->field->offset != FIELD(rope.theta) &&
+           word->field->offset != FIELD(partial_rotary) &&
+           (word->field->offset != FIELD(dense_intermediate) || config->dense_intermediate > 0);
 }
 
 bool moert_fields_write(const moert_model_config *config, json_t *root) {
-    bool whole = true;
-    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
-        if (is_written(&fields[i], config))
-            whole &=
-                json_object_set_new(root, fields[i].keys[0], field_json(&fields[i], config)) == 0;
+    const char *const lists[] = {common_keys, moert_family_of(config->family)->keys};
+    bool whole = true, agrees;
+    key_word word;
+    for (size_t i = 0; i < MOERT_COUNT(lists); i++)
+        for (const char *at = lists[i]; next_word(&at, &word);) {
+            const char *names = word.names;
+            char name[NAME_BYTES];
+            if (is_written(&word, config) && next_name(&names, name, &agrees))
+                whole &= json_object_set_new(root, name, field_json(word.field, config)) == 0;
+        }
     return whole;
-}
-
-moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config) {
-    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
-        if (has(fields[i].families, config->family))
-            MOERT_TRY(read_field(path, root, &fields[i], config));
-    return MOERT_OK;
 }

@@ -8,12 +8,19 @@
 
 enum { MOERT_FIELD_SIZE_LIMIT = INT32_MAX }; /* the limit of all size_t fields */
 
-/* Reads the keys of the config's family into their fields. Absent keys leave their fields
- * unchanged. ERROR_FORMAT for a missing required key, a wrong type or a value beyond its limits. */
+/* Reads the keys of the config's family into their fields. Absent keys get their
+ * defaults. ERROR_FORMAT for a missing required key, a wrong type or a value beyond its limits. */
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config);
 
 /* ERROR_UNSUPPORTED if a key is not known for the family, or must have another value. */
 moert_status moert_fields_check(const char *path, json_t *root, moert_family family);
+
+/* Sets the fields of keys with a default to their defaults. */
+void moert_fields_default(moert_model_config *config);
+/* The default of a key, a new reference; NULL if the family's row has none. */
+json_t *moert_field_default(moert_family family, const char *key);
+/* Whether the family's row names a key that has an effect. */
+bool moert_fields_have(moert_family family, const char *key);
 
 /* Adds the keys of the config's family to `root`, except those of the rotary scheme; false if
  * memory runs out. */

@@ -121,38 +121,33 @@ static json_t *shared_keys(const moert_model_config *config) {
                      rope_parameters(config), "use_cache", 1);
 }
 
-/* The keys of one family that no field of moert_model_config holds. */
-static json_t *family_keys(const moert_model_config *config) {
-    const int windowed = config->sliding_window > 0;
-    switch (moert_family_of(config->family)->keys) {
-    case MOERT_FAMILY_MIXTRAL:
-        return json_pack("{s:f}", "router_jitter_noise", 0.0);
-    case MOERT_FAMILY_QWEN3_MOE:
-        return json_pack("{s:o, s:i, s:b}", "mlp_only_layers",
-                         layer_list(config, &config->dense_layers), "decoder_sparse_step", 1,
-                         "use_sliding_window", windowed);
-    case MOERT_FAMILY_QWEN2_MOE:
-        return json_pack("{s:o, s:i, s:b, s:i, s:o}", "mlp_only_layers",
-                         layer_list(config, &config->dense_layers), "decoder_sparse_step", 1,
-                         "use_sliding_window", windowed, "max_window_layers", 28, "layer_types",
-                         layer_types(config));
-    case MOERT_FAMILY_GPT_OSS:
-        return json_pack("{s:o}", "layer_types", layer_types(config));
-    default:
-        return json_object();
-    }
+/* Adds the keys of the config's family that no field of moert_model_config holds. */
+static bool add_family_keys(const moert_model_config *config, json_t *root) {
+    const struct {
+        const char *key;
+        json_t *value;
+    } keys[] = {{"router_jitter_noise", json_real(0.0)},
+                {"mlp_only_layers", layer_list(config, &config->dense_layers)},
+                {"use_sliding_window", json_boolean(config->sliding_window > 0)},
+                {"layer_types", layer_types(config)}};
+    bool whole = true;
+    for (size_t i = 0; i < MOERT_COUNT(keys); i++)
+        if (moert_fields_have(config->family, keys[i].key))
+            whole &= json_object_set(root, keys[i].key, keys[i].value) == 0;
+    for (size_t i = 0; i < MOERT_COUNT(keys); i++)
+        json_decref(keys[i].value);
+    return whole;
 }
 
 moert_status moert_model_config_text(const moert_model_config *config, char **text) {
     MOERT_TRY(moert_model_config_check_model(config));
-    json_t *root = shared_keys(config), *more = family_keys(config);
-    const bool whole = root != NULL && more != NULL && moert_fields_write(config, root) &&
-                       json_object_update(root, more) == 0;
+    json_t *root = shared_keys(config);
+    const bool whole =
+        root != NULL && moert_fields_write(config, root) && add_family_keys(config, root);
     const moert_status status =
         moert_json_text("config.json", whole ? root : NULL,
                         JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(15), text);
     json_decref(root);
-    json_decref(more);
     return status;
 }
 

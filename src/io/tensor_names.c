@@ -4,13 +4,17 @@
 
 #include "io/families.h"
 
+static const moert_tensor_names *names_of(const moert_model_config *config) {
+    return &moert_family_of(config->family)->names;
+}
+
 bool moert_experts_are_fused(const moert_model_config *config) {
-    return moert_family_of(config->family)->fused;
+    return names_of(config)->fused;
 }
 
 /* The name of a layer's MLP. */
 static const char *mlp_of(const moert_model_config *config) {
-    return config->joined_experts ? "mlp" : moert_family_of(config->family)->mlp;
+    return config->joined_experts ? "mlp" : names_of(config)->mlp;
 }
 
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
@@ -18,10 +22,9 @@ void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const
     snprintf(name, bytes, "model.layers.%zu.%s.%s", layer, mlp_of(config), suffix);
 }
 
-void moert_router_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
-                              char *name, size_t bytes) {
-    snprintf(name, bytes, "model.layers.%zu.%s.%s.%s", layer, mlp_of(config),
-             moert_family_of(config->family)->router, suffix);
+void moert_router_tensor_name(const moert_model_config *config, size_t layer,
+                              moert_router_part part, char *name, size_t bytes) {
+    moert_moe_tensor_name(config, layer, names_of(config)->router[part], name, bytes);
 }
 
 void moert_joined_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
@@ -40,21 +43,20 @@ size_t moert_joined_index(size_t expert, moert_expert_part part) {
 
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
                               moert_expert_part part, char *name, size_t bytes) {
-    const moert_family_row *row = moert_family_of(config->family);
+    const moert_tensor_names *names = names_of(config);
     char suffix[64];
-    if (row->fused)
-        snprintf(suffix, sizeof suffix, "experts.%s", row->projections[part]);
+    if (names->fused)
+        snprintf(suffix, sizeof suffix, "experts.%s", names->projections[part]);
     else if (expert == SIZE_MAX)
-        snprintf(suffix, sizeof suffix, "%s.%s.weight", row->shared, row->projections[part]);
+        snprintf(suffix, sizeof suffix, "%s.%s.weight", names->shared, names->projections[part]);
     else
-        snprintf(suffix, sizeof suffix, "experts.%zu.%s.weight", expert, row->projections[part]);
+        snprintf(suffix, sizeof suffix, "experts.%zu.%s.weight", expert, names->projections[part]);
     moert_moe_tensor_name(config, layer, suffix, name, bytes);
 }
 
 void moert_dense_tensor_name(const moert_model_config *config, size_t layer, moert_expert_part part,
                              char *name, size_t bytes) {
     char suffix[64];
-    snprintf(suffix, sizeof suffix, "%s.weight",
-             moert_family_of(config->family)->projections[part]);
+    snprintf(suffix, sizeof suffix, "%s.weight", names_of(config)->projections[part]);
     moert_moe_tensor_name(config, layer, suffix, name, bytes);
 }

@@ -51,13 +51,13 @@ static moert_layer_range *add(range_list *list, moert_layer_tensor which, size_t
     return range;
 }
 
-static void add_router(range_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
-                       size_t rows, size_t columns) {
+static void add_router(range_list *list, moert_router_part part, moert_layer_tensor which,
+                       size_t rank, size_t rows, size_t columns) {
     moert_layer_range *range = add(list, which, rows, columns);
     range->rank = rank;
     if (rank == 1)
         range->shape[0] = columns;
-    moert_router_tensor_name(list->config, list->layer, suffix, range->name, sizeof range->name);
+    moert_router_tensor_name(list->config, list->layer, part, range->name, sizeof range->name);
 }
 
 /* Adds the ranges of the three projections of `expert` (SIZE_MAX: the shared expert), which is
@@ -125,11 +125,11 @@ moert_status moert_layer_ranges(const moert_model_config *config, size_t index, 
     range_list list = {.config = config, .layer = index};
     size_t experts = config->router.experts;
     MOERT_TRY(MOERT_NEW_ARRAY(&list.ranges, 7 + 4 * count));
-    add_router(&list, "weight", MOERT_LAYER_ROUTER, 2, experts, config->hidden);
+    add_router(&list, MOERT_ROUTER_WEIGHT, MOERT_LAYER_ROUTER, 2, experts, config->hidden);
     if (config->router_bias)
-        add_router(&list, "bias", MOERT_LAYER_ROUTER_BIAS, 1, 1, experts);
+        add_router(&list, MOERT_ROUTER_BIAS, MOERT_LAYER_ROUTER_BIAS, 1, 1, experts);
     if (config->correction_bias)
-        add_router(&list, "e_score_correction_bias", MOERT_LAYER_CORRECTION, 1, 1, experts);
+        add_router(&list, MOERT_ROUTER_CORRECTION, MOERT_LAYER_CORRECTION, 1, 1, experts);
     if (config->shared_intermediate > 0)
         add_expert(&list, SIZE_MAX, 0, config->shared_intermediate, MOERT_LAYER_SHARED_W1,
                    MOERT_LAYER_SHARED_W2);

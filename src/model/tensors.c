@@ -191,13 +191,13 @@ static void add_router(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
     moert_block *block = moert_layer_block(model->layer[index].moe, 0);
     const size_t e = c->router.experts;
-    const moert_model_parameter tensors[] = {
-        {"weight", e, c->hidden, MOERT_INITIAL_NORMAL, false},
-        {"bias", e, 0, MOERT_INITIAL_NORMAL, true},
-        {"e_score_correction_bias", e, 0, MOERT_INITIAL_ZEROS, false}};
+    const moert_model_parameter tensors[MOERT_ROUTER_PARTS] = {
+        [MOERT_ROUTER_WEIGHT] = {NULL, e, c->hidden, MOERT_INITIAL_NORMAL, false},
+        [MOERT_ROUTER_BIAS] = {NULL, e, 0, MOERT_INITIAL_NORMAL, true},
+        [MOERT_ROUTER_CORRECTION] = {NULL, e, 0, MOERT_INITIAL_ZEROS, false}};
     char name[MOERT_TENSOR_NAME_BYTES];
-    for (size_t i = 0; i < MOERT_COUNT(tensors); i++) {
-        moert_router_tensor_name(c, index, tensors[i].suffix, name, sizeof name);
+    for (size_t i = 0; i < MOERT_ROUTER_PARTS; i++) {
+        moert_router_tensor_name(c, index, (moert_router_part)i, name, sizeof name);
         add_whole(model, block, i, name, &tensors[i]);
     }
     if (c->correction_bias)
@@ -205,12 +205,12 @@ static void add_router(moert_model *model, size_t index) {
     for (int part = MOERT_EXPERT_GATE; c->shared_intermediate > 0 && part <= MOERT_EXPERT_DOWN;
          part++) {
         moert_expert_tensor_name(c, index, SIZE_MAX, (moert_expert_part)part, name, sizeof name);
-        add_projection(model, block, MOERT_COUNT(tensors), c->shared_intermediate,
+        add_projection(model, block, MOERT_ROUTER_PARTS, c->shared_intermediate,
                        (moert_expert_part)part, name);
     }
     if (c->shared_gate) {
         moert_moe_tensor_name(c, index, "shared_expert_gate.weight", name, sizeof name);
-        add_whole(model, block, MOERT_COUNT(tensors) + 2, name,
+        add_whole(model, block, MOERT_ROUTER_PARTS + 2, name,
                   &(moert_model_parameter){.rows = 1, .columns = c->hidden});
     }
 }

@@ -2,19 +2,25 @@
  * config.json of any model. */
 #include "tools/train/config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/config.h"
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/families.h"
 #include "io/json.h"
 
-/* The families of --form, in the order of its words. */
-static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL,     MOERT_FAMILY_QWEN3_MOE,
-                                     MOERT_FAMILY_OLMOE,       MOERT_FAMILY_QWEN2_MOE,
-                                     MOERT_FAMILY_GLM4_MOE,    MOERT_FAMILY_GPT_OSS,
-                                     MOERT_FAMILY_DEEPSEEK_V2, MOERT_FAMILY_DEEPSEEK_V3};
+/* The family of a word of --form, which is the model_type with "-" for "_". */
+static moert_family family_of(unsigned form) {
+    char word[32];
+    snprintf(word, sizeof word, "%s", moert_choice_word(MOERT_FORM_WORDS, form));
+    for (char *at = strchr(word, '-'); at != NULL; at = strchr(at, '-'))
+        *at = '_';
+    return moert_family_find(word);
+}
 
 /* Sets the sizes of shared experts and dense layers, for which there are no options. A dense layer
  * is as wide as all experts that a token uses together. */
@@ -32,7 +38,7 @@ static void size_dense(moert_model_config *config) {
  * the router of V3 keeps 4 of 8 groups of experts. */
 static void size_deepseek(moert_model_config *config) {
     const size_t size = config->head_size, experts = config->router.experts;
-    const bool v3 = config->family == MOERT_FAMILY_DEEPSEEK_V3;
+    const bool v3 = config->router.score == MOERT_SCORE_SIGMOID;
     config->latent = (moert_latent_sizes){.q_rank = v3 ? 12 * size : 0, /* V2-Lite has none */
                                           .kv_rank = 4 * size,
                                           .nope = size,
@@ -48,7 +54,7 @@ static void size_deepseek(moert_model_config *config) {
 }
 
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
-    moert_model_config_start(config, forms[sizes->form]);
+    moert_model_config_start(config, family_of(sizes->form));
     config->vocabulary = sizes->vocabulary;
     config->end_token = sizes->end_token;
     config->pad_token = -1;

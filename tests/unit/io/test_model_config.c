@@ -2,6 +2,7 @@
 /* config.json files of every family are read, refused and written: the golden files, and texts with
  * single keys. */
 #include "io/durable.h"
+#include "io/families.h"
 #include "io/model_config.h"
 #include "support/files.h"
 
@@ -18,14 +19,6 @@ static const char *layers_of(const moert_layer_set *set) {
 
 /* Returns all values of a config as words "name=value", separated by blanks. */
 static const char *describe(const moert_model_config *c) {
-    static const char *const families[] = {[MOERT_FAMILY_MIXTRAL] = "mixtral",
-                                           [MOERT_FAMILY_QWEN3_MOE] = "qwen3_moe",
-                                           [MOERT_FAMILY_OLMOE] = "olmoe",
-                                           [MOERT_FAMILY_DEEPSEEK_V3] = "deepseek_v3",
-                                           [MOERT_FAMILY_GPT_OSS] = "gpt_oss",
-                                           [MOERT_FAMILY_QWEN2_MOE] = "qwen2_moe",
-                                           [MOERT_FAMILY_DEEPSEEK_V2] = "deepseek_v2",
-                                           [MOERT_FAMILY_GLM4_MOE] = "glm4_moe"};
     static const char *const scores[] = {[MOERT_SCORE_SOFTMAX] = "softmax",
                                          [MOERT_SCORE_SIGMOID] = "sigmoid",
                                          [MOERT_SCORE_SOFTMAX_TOPK] = "softmax-topk"};
@@ -38,9 +31,9 @@ static const char *describe(const moert_model_config *c) {
     const char *sizes = titled(
         "family=%s V=%zu H=%zu L=%zu heads=%zu/%zu head=%zu I=%zu shared=%zu positions=%zu "
         "q_rank=%zu windowed=%s window=%zu dense=%s prediction=%zu eps=%.9g init=%.9g aux=%.9g",
-        families[c->family], c->vocabulary, c->hidden, c->layers, c->heads, c->kv_heads,
-        c->head_size, c->intermediate, c->shared_intermediate, c->max_positions, c->latent.q_rank,
-        layers_of(&c->windowed), c->sliding_window, layers_of(&c->dense_layers),
+        moert_family_of(c->family)->model_type, c->vocabulary, c->hidden, c->layers, c->heads,
+        c->kv_heads, c->head_size, c->intermediate, c->shared_intermediate, c->max_positions,
+        c->latent.q_rank, layers_of(&c->windowed), c->sliding_window, layers_of(&c->dense_layers),
         c->prediction_layers, (double)c->norm_epsilon, (double)c->initializer_range,
         (double)c->aux_coefficient);
     const char *router = titled(
@@ -182,7 +175,7 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
         config.dense_intermediate = 0;
         assert_null(strstr(text_of(&config), "intermediate_size\": null"));
     }
-    const moert_model_config other = {.family = MOERT_FAMILY_GPT_OSS};
+    const moert_model_config other = {.family = moert_family_find("gpt_oss")};
     char *text;
     assert_int_equal(moert_model_config_text(&other, &text), MOERT_ERROR_FORMAT); /* no heads */
 }
