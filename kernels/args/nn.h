@@ -37,6 +37,12 @@ typedef struct moert_bias_args {
 } moert_bias_args;
 MOERT_ARGS_LAYOUT(moert_bias_args, columns, 32, 40)
 
+typedef struct moert_scale_args {
+    args_u64 n;
+    args_f32 scale;
+} moert_scale_args;
+MOERT_ARGS_LAYOUT(moert_scale_args, scale, 8, 16)
+
 typedef struct moert_clip_args {
     args_u64 n;
     args_f32 limit;

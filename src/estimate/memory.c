@@ -199,8 +199,14 @@ static block_kind kind_of(const moert_memory_shape *s, size_t rank,
     }
     if (kind == MOERT_MODEL_OUTER)
         return k;
-    k.count = moe ? s->moe_layers : kind == MOERT_MODEL_ATTENTION ? c->layers : s->dense_layers;
-    k.open = kind == MOERT_MODEL_ATTENTION ? moert_min(c->layers, 2) : open_layers(c, moe);
+    if (kind == MOERT_MODEL_ATTENTION || kind == MOERT_MODEL_DENSE_ATTENTION) {
+        k.count = moert_model_attention_count(c, kind);
+        k.open = moert_norms_are_alike(c) ? moert_min(k.count, 2)
+                                          : open_layers(c, kind == MOERT_MODEL_ATTENTION);
+        return k;
+    }
+    k.count = moe ? s->moe_layers : s->dense_layers;
+    k.open = open_layers(c, moe);
     return k;
 }
 
@@ -293,7 +299,6 @@ static void add_head(const moert_memory_shape *s, size_t direct, moert_memory *m
 static void add_activations(const moert_memory_shape *s, size_t direct, moert_memory *memory) {
     const moert_model_sizes *m = &s->model;
     const size_t layers = moert_memory_kept_layers(s, m->config->layers);
-    const moert_rope_scheme rope = moert_model_rope_scheme(m->config);
     add_table(memory, moert_run_rows_buffers, m, 1);
     add_table(memory, moert_run_batch_buffers, m, 1);
     add_table(memory, moert_run_layer_buffers, m, m->config->layers);
@@ -302,7 +307,11 @@ static void add_activations(const moert_memory_shape *s, size_t direct, moert_me
     add_table(memory, moert_dense_buffers, m, moert_memory_kept_layers(s, s->dense_layers));
     ADD(memory, activations, "rows of attention",
         layers * moert_model_rows_floats(s->attention.kept, m->tokens) * sizeof(float));
-    ADD(memory, activations, "rotations", moert_rope_table_bytes(&rope, m->length));
+    for (size_t i = 0; i < MOERT_ROPES; i++) {
+        const moert_rope_scheme rope = moert_model_rope_scheme(m->config, i);
+        if (rope.theta > 0.0)
+            ADD(memory, activations, "rotations", moert_rope_table_bytes(&rope, m->length));
+    }
     for (size_t i = 0; i < moert_memory_kept_layers(s, s->moe_layers); i++)
         add_pass(s, moert_memory_pass_peak(s, i).rows, memory);
     add_head(s, direct, memory);

@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "io/families.h"
 #include "io/internal.h"
 #include "io/model_fields.h"
 
@@ -50,6 +51,13 @@ static moert_status check_keys(const char *path, const char *name, json_t *rope)
                               path, key, name);
     }
     return MOERT_OK;
+}
+
+void moert_config_set_rope_width(float partial, const moert_model_config *config,
+                                 moert_rope_scheme *rope) {
+    rope->width = config->latent.kv_rank > 0 ? config->latent.rope : config->head_size;
+    if (partial > 0.0f)
+        rope->width = (size_t)((double)config->head_size * (double)partial);
 }
 
 static moert_status read_type(const char *path, const char *name, const json_t *rope,
@@ -111,6 +119,23 @@ static moert_status read_scheme(const char *path, const char *name, json_t *rope
     return MOERT_OK;
 }
 
+/* Reads one scheme or, in families with schemes by type of layer, an object with both. */
+static moert_status read_schemes(const char *path, const char *name, json_t *rope,
+                                 moert_model_config *config) {
+    json_t *full = json_object_get(rope, "full_attention"),
+           *window = json_object_get(rope, "sliding_attention");
+    if (!moert_family_of(config->family)->rope_by_type || full == NULL || window == NULL ||
+        json_object_size(rope) != 2)
+        return read_scheme(path, name, rope, config);
+    moert_model_config windowed = *config;
+    windowed.rope = config->window_rope;
+    MOERT_TRY(read_scheme(path, name, window, &windowed));
+    MOERT_TRY(read_scheme(path, name, full, config));
+    config->window_rope = windowed.rope;
+    moert_config_set_rope_width(windowed.partial_rotary, config, &config->window_rope);
+    return MOERT_OK;
+}
+
 /* Whether two configs have the same rotary scheme. */
 static bool same_scheme(const moert_model_config *a, const moert_model_config *b) {
     bool same = a->rope.type == b->rope.type && a->rope.original == b->rope.original &&
@@ -134,12 +159,49 @@ static moert_status contradiction(const char *path, const json_t *root) {
     return status;
 }
 
+/* Reads layer_rope_theta: 0 for layers without rotary positions; the others with a window have one
+ * theta, and those without a window one. Call it after windows are read. */
+moert_status moert_config_read_thetas(const char *path, const json_t *root,
+                                      moert_model_config *config) {
+    const json_t *list = moert_field_value(root, "layer_rope_theta"), *value;
+    double thetas[2] = {0.0, 0.0};
+    size_t l;
+    if (list == NULL)
+        return MOERT_OK;
+    if (!json_is_array(list) || json_array_size(list) != config->layers)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: layer_rope_theta is not a list of %zu layers (num_hidden_layers)",
+                          path, config->layers);
+    json_array_foreach(list, l, value) {
+        double theta, *of_type = &thetas[moert_layer_set_has(&config->windowed, l)];
+        MOERT_TRY(moert_field_double(path, "layer_rope_theta", value, false, &theta));
+        if (theta == 0.0 && l < MOERT_LAYERS_MOST)
+            moert_layer_set_add(&config->unrotated, l);
+        if (theta > 0.0 && *of_type > 0.0 && theta != *of_type)
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "%s: layer_rope_theta of layer %zu is %g, but that of another layer "
+                              "of its layer_types %g; supported are equal values and 0",
+                              path, l, theta, *of_type);
+        *of_type = theta > 0.0 ? theta : *of_type;
+    }
+    config->window_rope = config->rope;
+    config->window_rope.theta = thetas[1];
+    config->rope.theta = thetas[0] > 0.0 ? thetas[0] : config->rope.theta;
+    return MOERT_OK;
+}
+
 moert_status moert_config_read_rope(const char *path, const json_t *root,
                                     moert_model_config *config) {
     static const char *const names[] = {"rope_parameters", "rope_scaling"};
     const json_t *theta = moert_field_value(root, "rope_theta");
-    moert_model_config found[MOERT_COUNT(names)];
-    size_t count = 0;
+    const json_t *width = moert_field_value(root, "rotary_dim"); /* MiniMax-M2 */
+    moert_model_config found[MOERT_COUNT(names)] = {{.family = 0}};
+    size_t count = 0, rotated;
+    if (width != NULL) {
+        MOERT_TRY(moert_field_size(path, "rotary_dim", width, 1, &rotated));
+        if (config->partial_rotary == 0.0f)
+            config->partial_rotary = (float)((double)rotated / (double)config->head_size);
+    }
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         json_t *rope = moert_field_value(root, names[i]);
         if (rope == NULL)
@@ -147,7 +209,7 @@ moert_status moert_config_read_rope(const char *path, const json_t *root,
         found[count] = *config;
         if (theta == NULL && count > 0)
             found[count].rope.theta = found[0].rope.theta;
-        MOERT_TRY(read_scheme(path, names[i], rope, &found[count]));
+        MOERT_TRY(read_schemes(path, names[i], rope, &found[count]));
         if (theta != NULL && found[count].rope.theta != config->rope.theta)
             return MOERT_FAIL(ERROR_FORMAT, "%s: rope_theta is %g, but %g in %s", path,
                               config->rope.theta, found[count].rope.theta, names[i]);

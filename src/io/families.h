@@ -13,16 +13,25 @@ typedef enum moert_window_rule {
     MOERT_WINDOW_SWITCHED, /* all layers, if use_sliding_window */
     MOERT_WINDOW_FIRST,    /* if use_sliding_window: the even layers below max_window_layers */
     MOERT_WINDOW_EVEN,     /* every second layer */
-    MOERT_WINDOW_AFTER     /* the layers from max_window_layers on */
+    MOERT_WINDOW_FOURTH,   /* all but every fourth layer, from the first on */
+    MOERT_WINDOW_NONE,     /* no layer */
+    MOERT_WINDOW_AFTER,    /* the layers from max_window_layers on */
+    MOERT_WINDOW_PATTERN /* by sliding_window_pattern: all but every n-th layer, or a text of L and
+                              G */
 } moert_window_rule;
 
-/* Names of a layer's tensors. All except `mlp` follow the name of the MLP. */
+/* Names of a layer's tensors, without "model.layers.N.". */
 typedef struct moert_tensor_names {
-    const char *mlp;            /* the MLP in a layer, such as "mlp" */
-    const char *router[3];      /* by moert_router_part, such as "gate.weight" */
-    const char *projections[3]; /* of an expert, by moert_expert_part, or fused */
-    const char *shared;         /* the shared expert, or NULL */
-    bool fused;                 /* the experts' tensors are fused (gpt-oss) */
+    moert_expert_files files;
+    const char *router[3];       /* by moert_router_part, such as "mlp.gate.weight" */
+    const char *experts;         /* such as "mlp.experts" */
+    const char *parts[3];        /* of an expert in separate files, by moert_expert_part */
+    const char *joined[2];       /* tensors of all experts: gate and up; down */
+    const char *dense;           /* the MLP of a dense layer; NULL: there is none */
+    const char *shared;          /* the shared expert; NULL: there is none */
+    const char *shared_parts[3]; /* of dense MLPs and shared experts; if gate and up have one name,
+                                    the tensor has the rows of both */
+    const char *shared_gate;
 } moert_tensor_names;
 
 typedef struct moert_family_row {
@@ -44,7 +53,15 @@ typedef struct moert_family_row {
      */
     const char *keys;
     moert_tensor_names names;
+    const moert_tensor_names *joined; /* names in files with joined experts; NULL: `names` */
+    const char *quant_method;         /* of quantized files; NULL: "fp8" */
+    /* names of a layer's norms, by moert_norm_place; all NULL: input_layernorm and
+     * post_attention_layernorm before the sublayers */
+    const char *norms[MOERT_NORMS];
+    bool sparse_result_norm; /* only MoE layers have the norm of the MLP's result */
     moert_window_rule windows;
+    bool rope_by_type;           /* rope_parameters has a scheme for each type of layer */
+    bool full_unrotated;         /* beside layers with windows, others do not rotate */
     bool output_bias;            /* attention_bias also adds a bias to o_proj */
     moert_model_config standard; /* settings that no key of the family chooses */
 } moert_family_row;

@@ -140,7 +140,8 @@ static bool is_fp8_block(const json_t *size) {
  * which weights are plain. */
 static moert_status read_quantization(const char *path, const json_t *root,
                                       moert_model_config *config) {
-    const char *supported = moert_experts_are_fused(config) ? "mxfp4" : "fp8";
+    const char *special = moert_family_of(config->family)->quant_method,
+               *supported = special != NULL ? special : "fp8";
     json_t *quantization = moert_field_value(root, "quantization_config");
     if (quantization == NULL)
         return MOERT_OK;
@@ -152,7 +153,7 @@ static moert_status read_quantization(const char *path, const json_t *root,
             "of 128x128) and, for gpt_oss, mxfp4; this model needs %s",
             path, method != NULL ? method : "(not a string)", supported);
     config->quant_method = supported;
-    if (moert_experts_are_fused(config))
+    if (special != NULL)
         return MOERT_OK;
     MOERT_TRY(expect_text(path, quantization, "fmt", "e4m3"));
     if (!is_fp8_block(moert_field_value(quantization, "weight_block_size")))
@@ -211,9 +212,11 @@ static moert_status derive(const char *path, moert_model_config *config) {
     if (config->shared_experts > 0)
         config->shared_intermediate = config->shared_experts * config->intermediate;
     config->output_bias = config->attention_bias && moert_family_of(config->family)->output_bias;
-    config->rope.width = config->latent.kv_rank > 0 ? config->latent.rope : config->head_size;
-    if (config->partial_rotary > 0.0f)
-        config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
+    moert_config_set_rope_width(config->partial_rotary, config, &config->rope);
+    if (config->window_rope.width == 0)
+        moert_config_set_rope_width(0.0f, config, &config->window_rope);
+    if (config->shared_gate && config->shared_intermediate == 0)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: shared_expert_intermediate_size is 0, below 1", path);
     if (config->shared_intermediate > MOERT_FIELD_SIZE_LIMIT)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: n_shared_experts times moe_intermediate_size is %zu, above %d", path,
@@ -251,6 +254,7 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     MOERT_TRY(read_groups(path, root, config));
     MOERT_TRY(moert_config_read_rope(path, root, config));
     MOERT_TRY(moert_config_read_layers(path, root, config));
+    MOERT_TRY(moert_config_read_thetas(path, root, config));
     MOERT_TRY(read_quantization(path, root, config));
     return derive(path, config);
 }

@@ -87,9 +87,15 @@ typedef struct moert_model_config {
     size_t shared_experts;      /* n_shared_experts; shared_intermediate = n_shared_experts * I */
     size_t dense_intermediate;  /* I of a dense layer's GLU; 0: not given */
     float norm_epsilon, initializer_range, aux_coefficient;
+    /* factors, of which 0 stands for 1: of embeddings, of the results of sublayers before the
+     * residual is added, and of logits; `logits_divisor` divides logits */
+    float embedding_scale, residual_scale, logits_scale, logits_divisor;
+    float attention_scale;  /* of attention scores; 0: 1 / sqrt(head size) */
     float clip_qkv;         /* q, k and v are clipped to [-clip_qkv, clip_qkv]; 0 = no clipping */
     float partial_rotary;   /* fraction of a head's elements that rotate */
     moert_rope_scheme rope; /* rope.width: rotated elements of a head */
+    moert_rope_scheme window_rope; /* of layers with a window; theta 0: `rope` */
+    moert_layer_set unrotated;     /* layers without rotary positions */
     bool tied_embeddings, qk_norm;
     bool qk_norm_whole;           /* q and k are normalised over all heads together, not over each
                                      head */
@@ -113,8 +119,8 @@ typedef struct moert_model_config {
     moert_glu_form glu;
     const char *quant_method; /* format of the weights on disk (weights.h): "fp8", "mxfp4", or NULL
                                  = plain */
-    bool joined_experts;      /* the files hold all experts of a layer in joint tensors
-                                 (moert_joined_tensor) */
+    bool joined_experts;      /* files of this model have joined experts, as save_pretrained of
+                                 transformers can write them for each family */
     /* settings of the computation, which config.json does not hold; reading leaves them 0 (F32) */
     bool balanced_routing;     /* hashes of the routers' logits choose the experts */
     moert_precision precision; /* precision of the experts' GEMMs */
@@ -162,47 +168,71 @@ moert_status moert_model_config_check_model(const moert_model_config *config);
 moert_status moert_model_config_check_length(const moert_model_config *config, size_t length);
 
 /*
- * The projections of an expert, for the names of tensors. Most families have one [out, in] tensor
- * per expert and projection. gpt-oss fuses the experts: gate and up are both in
- * ".experts.gate_up_proj" [E, in, out], with alternating gate and up columns; down is
- * ".experts.down_proj". With fused experts `expert` is ignored.
+ * ---- names of tensors ----
+ *
+ * The functions below write names of tensors in files, such as
+ * "model.layers.3.mlp.experts.5.gate_proj.weight".
  */
 typedef enum moert_expert_part {
     MOERT_EXPERT_GATE,
     MOERT_EXPERT_UP,
     MOERT_EXPERT_DOWN
 } moert_expert_part;
-enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* enough for all names that the functions below write */
-/* Writes "model.layers.3.mlp.experts.5.gate_proj.weight" to name[bytes]. expert SIZE_MAX = the
- * shared expert. */
-void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
-                              moert_expert_part part, char *name, size_t bytes);
-/* Like moert_expert_tensor_name, for the GLU of a dense layer:
- * "model.layers.0.mlp.gate_proj.weight". */
-void moert_dense_tensor_name(const moert_model_config *config, size_t layer, moert_expert_part part,
-                             char *name, size_t bytes);
-/* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix. */
-void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
-                           char *name, size_t bytes);
 typedef enum moert_router_part {
     MOERT_ROUTER_WEIGHT,
     MOERT_ROUTER_BIAS,
     MOERT_ROUTER_CORRECTION,
     MOERT_ROUTER_PARTS
 } moert_router_part;
-/* Like moert_moe_tensor_name, for a tensor of the router. */
+enum { MOERT_TENSOR_NAME_BYTES = 128 }; /* enough for all names */
+
+/* The norms of a layer: before attention and before the MLP, and of the results of both. */
+typedef enum moert_norm_place {
+    MOERT_NORM_ATTENTION,
+    MOERT_NORM_MLP,
+    MOERT_NORM_ATTENTION_RESULT,
+    MOERT_NORM_MLP_RESULT,
+    MOERT_NORMS
+} moert_norm_place;
+/* The name of a norm of layer `layer`; NULL if the layer has no such norm. */
+const char *moert_norm_name(const moert_model_config *config, size_t layer, moert_norm_place place);
+/* Whether all layers of a config have the same norms. */
+bool moert_norms_are_alike(const moert_model_config *config);
+
+/* How the files hold the experts of a layer. */
+typedef enum moert_expert_files {
+    MOERT_EXPERTS_SEPARATE,  /* [I,H] or [H,I] for each expert and projection */
+    MOERT_EXPERTS_JOINED,    /* [E,2I,H], gate before up, and [E,H,I] */
+    MOERT_EXPERTS_TRANSPOSED /* [E,H,2I], whose columns are the rows of W1, and [E,I,H]; names of
+                                biases end in "_bias" */
+} moert_expert_files;
+moert_expert_files moert_experts_in_files(const moert_model_config *config);
+
+/* "model.layers.3." + suffix. */
+void moert_layer_tensor_name(size_t layer, const char *suffix, char name[MOERT_TENSOR_NAME_BYTES]);
 void moert_router_tensor_name(const moert_model_config *config, size_t layer,
-                              moert_router_part part, char *name, size_t bytes);
-bool moert_experts_are_fused(const moert_model_config *config);
-/*
- * With joined_experts: the name of the tensor that holds a projection of all experts of a layer.
- * Gate and up are in experts.gate_up_proj [E,2I,H], down is experts.down_proj [E,H,I]; the MLP is
- * named "mlp" in every family.
- */
+                              moert_router_part part, char name[MOERT_TENSOR_NAME_BYTES]);
+void moert_shared_gate_name(const moert_model_config *config, size_t layer,
+                            char name[MOERT_TENSOR_NAME_BYTES]);
+/* A projection of an expert in separate files. */
+void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
+                              moert_expert_part part, char name[MOERT_TENSOR_NAME_BYTES]);
+/* The tensor of a projection of all experts of a layer. shape[3] is that of joined files. */
 void moert_joined_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
-                         char *name, size_t bytes, size_t shape[3]);
+                         char name[MOERT_TENSOR_NAME_BYTES], size_t shape[3]);
 /* The number of projections before an expert's projection in a joined tensor. */
 size_t moert_joined_index(size_t expert, moert_expert_part part);
+
+/* A projection [rows, columns] of a shared expert or dense layer. The file's tensor has
+ * `file_rows` rows; the projection starts at its element `file_first`. */
+typedef struct moert_mlp_tensor {
+    char name[MOERT_TENSOR_NAME_BYTES];
+    size_t rows, columns, file_rows, file_first;
+} moert_mlp_tensor;
+void moert_shared_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
+                         moert_mlp_tensor *tensor);
+void moert_dense_tensor(const moert_model_config *config, size_t layer, moert_expert_part part,
+                        moert_mlp_tensor *tensor);
 
 /* Whether layer `layer` is a MoE layer; otherwise it is dense. */
 static inline bool moert_layer_is_moe(const moert_model_config *config, size_t layer) {

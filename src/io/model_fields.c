@@ -47,7 +47,7 @@ static const config_field fields[] = {
     REQUIRED(intermediate, "moe_intermediate_size"),
     KEY(SIZE, dense_intermediate, 1, "intermediate_size"),
     KEY(SIZE, shared_experts, 0, "n_shared_experts"),
-    KEY(SIZE, shared_intermediate, 1, "shared_expert_intermediate_size"),
+    KEY(SIZE, shared_intermediate, 0, "shared_expert_intermediate_size"),
     REQUIRED(router.experts, "num_experts"),
     REQUIRED(router.topk, "num_experts_per_tok"),
     KEY(BOOL, router.renormalise, 0, "norm_topk_prob"),
@@ -71,6 +71,11 @@ static const config_field fields[] = {
     KEY(SIZE, latent.rope, 1, "qk_rope_head_dim"),
     KEY(SIZE, latent.value, 1, "v_head_dim"),
     KEY(FLOAT, clip_qkv, 1, "clip_qkv"),
+    KEY(FLOAT, embedding_scale, 1, "embedding_multiplier"),
+    KEY(FLOAT, residual_scale, 1, "residual_multiplier"),
+    KEY(FLOAT, attention_scale, 1, "attention_multiplier"),
+    KEY(FLOAT, logits_divisor, 1, "logits_scaling"),
+    KEY(FLOAT, logits_scale, 1, "logit_scale"),
     KEY(SIZE, sliding_window, 0, "sliding_window"),
     KEY(SIZE, window_layers, 0, "max_window_layers"),
     KEY(SIZE, sparse_step, 1, "decoder_sparse_step"),
@@ -80,6 +85,7 @@ static const config_field fields[] = {
     OTHER("hidden_act"), OTHER("rope_parameters"), OTHER("rope_scaling"),
     OTHER("quantization_config"), OTHER("layer_types"), OTHER("mlp_layer_types"),
     OTHER("mlp_only_layers"), OTHER("use_sliding_window"), OTHER("topk_method"),
+    OTHER("rotary_dim"), OTHER("layer_rope_theta"), OTHER("sliding_window_pattern"),
 };
 
 /* The keys of all families (moert_family_row.keys). */
@@ -168,16 +174,42 @@ static bool names_key(const key_word *word, const char *key) {
     return false;
 }
 
-/* Finds the last word that names a key, which is the one that counts. */
+/* The lists of words: those of all families, then the family's own. */
+enum { COMMON, OWN, LISTS };
+
+static const char *list_of(moert_family family, size_t list) {
+    return list == COMMON ? common_keys : moert_family_of(family)->keys;
+}
+
+/* Whether a word of the list names the field. */
+static bool names_field(const char *list, const config_field *field) {
+    key_word word;
+    while (next_word(&list, &word))
+        if (word.field == field)
+            return true;
+    return false;
+}
+
+/* The next word of a list; false at its end. Skips words whose field a later word names. */
+static bool next_of(moert_family family, size_t list, const char **at, key_word *word) {
+    while (next_word(at, word)) {
+        const char *later = list == COMMON ? list_of(family, OWN) : *at;
+        if (word->field == NULL || !names_field(later, word->field))
+            return true;
+    }
+    return false;
+}
+
+/* Finds the word of a key. */
 static bool find_word(moert_family family, const char *key, key_word *found) {
-    const char *const lists[] = {moert_family_of(family)->keys, common_keys};
     bool exists = false;
     key_word word;
-    for (size_t i = 0; i < MOERT_COUNT(lists) && !exists; i++)
-        for (const char *at = lists[i], *start = at; next_word(&at, &word); start = at)
+    for (size_t i = COMMON; i < LISTS; i++)
+        for (const char *at = list_of(family, i), *start = at; next_of(family, i, &at, &word);
+             start = at)
             if (names_key(&word, key)) {
                 const char *again = start;
-                exists = next_word(&again, found);
+                exists = next_of(family, i, &again, found);
             }
     return exists;
 }
@@ -293,10 +325,9 @@ static bool is_read(const key_word *word) {
 }
 
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config) {
-    const char *const lists[] = {common_keys, moert_family_of(config->family)->keys};
     key_word word;
-    for (size_t i = 0; i < MOERT_COUNT(lists); i++)
-        for (const char *at = lists[i]; next_word(&at, &word);)
+    for (size_t i = COMMON; i < LISTS; i++)
+        for (const char *at = list_of(config->family, i); next_of(config->family, i, &at, &word);)
             if (is_read(&word) && word.field->kind != FIELD_OTHER)
                 MOERT_TRY(read_word(path, root, &word, config));
     return MOERT_OK;
@@ -417,11 +448,10 @@ static bool is_written(const key_word *word, const moert_model_config *config) {
 }
 
 bool moert_fields_write(const moert_model_config *config, json_t *root) {
-    const char *const lists[] = {common_keys, moert_family_of(config->family)->keys};
     bool whole = true, agrees;
     key_word word;
-    for (size_t i = 0; i < MOERT_COUNT(lists); i++)
-        for (const char *at = lists[i]; next_word(&at, &word);) {
+    for (size_t i = COMMON; i < LISTS; i++)
+        for (const char *at = list_of(config->family, i); next_of(config->family, i, &at, &word);) {
             const char *names = word.names;
             char name[NAME_BYTES];
             if (is_written(&word, config) && next_name(&names, name, &agrees))

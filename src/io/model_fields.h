@@ -42,6 +42,11 @@ moert_status moert_field_float(const char *path, const char *key, const json_t *
                                bool positive, float *out);
 moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);
 
+moert_status moert_config_read_thetas(const char *path, const json_t *root,
+                                      moert_model_config *config);
+/* rope->width = the rotated elements of a head, `partial` of all unless that is 0. */
+void moert_config_set_rope_width(float partial, const moert_model_config *config,
+                                 moert_rope_scheme *rope);
 /* Read the rotary scheme; read which layers have a sliding window and which have a dense GLU. */
 moert_status moert_config_read_rope(const char *path, const json_t *root,
                                     moert_model_config *config);

@@ -87,21 +87,21 @@ static json_t *rope_parameters(const moert_model_config *config) {
     return root;
 }
 
+/* The layers as words: `in` for those of a set, `out` for the others. */
+static json_t *layer_words(const moert_model_config *config, const moert_layer_set *set,
+                           const char *in, const char *out) {
+    json_t *list = json_array();
+    for (size_t l = 0; l < config->layers; l++)
+        json_array_append_new(list, json_string(moert_layer_set_has(set, l) ? in : out));
+    return list;
+}
+
 /* The layers of a set, as a list. */
 static json_t *layer_list(const moert_model_config *config, const moert_layer_set *set) {
     json_t *list = json_array();
     for (size_t l = 0; l < config->layers; l++)
         if (moert_layer_set_has(set, l))
             json_array_append_new(list, json_integer((json_int_t)l));
-    return list;
-}
-
-static json_t *layer_types(const moert_model_config *config) {
-    json_t *list = json_array();
-    for (size_t l = 0; l < config->layers; l++)
-        json_array_append_new(list, json_string(moert_layer_set_has(&config->windowed, l)
-                                                    ? "sliding_attention"
-                                                    : "full_attention"));
     return list;
 }
 
@@ -129,7 +129,9 @@ static bool add_family_keys(const moert_model_config *config, json_t *root) {
     } keys[] = {{"router_jitter_noise", json_real(0.0)},
                 {"mlp_only_layers", layer_list(config, &config->dense_layers)},
                 {"use_sliding_window", json_boolean(config->sliding_window > 0)},
-                {"layer_types", layer_types(config)}};
+                {"layer_types",
+                 layer_words(config, &config->windowed, "sliding_attention", "full_attention")},
+                {"mlp_layer_types", layer_words(config, &config->dense_layers, "dense", "sparse")}};
     bool whole = true;
     for (size_t i = 0; i < MOERT_COUNT(keys); i++)
         if (moert_fields_have(config->family, keys[i].key))

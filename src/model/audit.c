@@ -142,9 +142,11 @@ static moert_status create_copy(moert_audit *audit) {
     const size_t members = moert_comm_size(model->mesh->experts);
     options.slots = audit->slots =
         moert_max(options.slots, moert_ceil_div(options.router.experts, members));
-    MOERT_TRY(
-        moert_comm_agree(model->mesh->world, moert_model_create_block(model, MOERT_MODEL_ATTENTION,
-                                                                      &audit->copy.attention)));
+    for (size_t i = 0; i < MOERT_COUNT(audit->attention); i++)
+        if (moert_model_attention_count(&model->config, MOERT_MODEL_ATTENTION + i) > 0)
+            MOERT_TRY(moert_comm_agree(
+                model->mesh->world,
+                moert_model_create_block(model, MOERT_MODEL_ATTENTION + i, &audit->attention[i])));
     MOERT_TRY(moert_comm_agree(model->mesh->world,
                                moert_model_create_block(model, MOERT_MODEL_OUTER, &audit->outer)));
     if (model->moe_layers < model->config.layers)
@@ -195,7 +197,8 @@ void moert_audit_destroy(moert_audit *audit) {
     moert_run_destroy(audit->repeat);
     moert_layer_destroy(audit->copy.moe);
     moert_block_destroy(audit->copy.mlp);
-    moert_block_destroy(audit->copy.attention);
+    for (size_t i = 0; i < MOERT_COUNT(audit->attention); i++)
+        moert_block_destroy(audit->attention[i]);
     moert_block_destroy(audit->outer);
     moert_probe_destroy(audit->probe);
     moert_digest_free(&audit->digests);

@@ -32,10 +32,12 @@ struct moert_audit {
     void *context;
     size_t part; /* index of the layer that is checked, or the number of layers for the part outside
                     of the layers */
-    moert_model_layer copy; /* second copy of a layer */
-    moert_block *outer;     /* second copy of the block outside of the layers */
-    moert_run *repeat;      /* second run, which computes on the copies `copy` and `outer` */
-    moert_probe *probe;     /* the probe of the MoE layer that is computed */
+    moert_model_layer copy;    /* second copy of a layer */
+    moert_block *attention[2]; /* second copies of blocks of the kinds MOERT_MODEL_ATTENTION and
+                                  MOERT_MODEL_DENSE_ATTENTION */
+    moert_block *outer;        /* second copy of the block outside of the layers */
+    moert_run *repeat;         /* second run, which computes on the copies `copy` and `outer` */
+    moert_probe *probe;        /* the probe of the MoE layer that is computed */
     const moert_audit_plant *plant;
     size_t slots;
     uint64_t *hash; /* [layers + 1, SITES, slots] hashes of the first run */
@@ -63,6 +65,13 @@ struct moert_audit {
 /* The layer that is checked; NULL: the part outside of the layers. */
 static inline const moert_model_layer *moert_audit_layer_of(const moert_audit *audit) {
     return audit->part < audit->model->config.layers ? &audit->model->layer[audit->part] : NULL;
+}
+
+/* The second copy of a layer's block with attention and norms. */
+static inline moert_block *moert_audit_attention(const moert_audit *audit,
+                                                 const moert_model_layer *layer) {
+    return audit->attention[moert_model_attention_kind(&audit->model->config, layer->index) -
+                            MOERT_MODEL_ATTENTION];
 }
 
 /* Hashes the values that the part has read, if the first run has not overwritten them. */

@@ -242,6 +242,7 @@ static moert_status take_layer(moert_audit *audit, size_t distance) {
     again->index = layer->index;
     again->is_dense = layer->is_dense;
     again->moe_index = layer->moe_index;
+    again->attention = moert_audit_attention(audit, layer);
     MOERT_TRY(copy_weights(layer->attention, again->attention));
     if (layer->is_dense)
         return copy_weights(layer->mlp, again->mlp);

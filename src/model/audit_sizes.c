@@ -59,10 +59,12 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     one.layers = 1;
     moert_model_list_shapes(c, one.attention, experts, &shapes);
     size_t floats =
-        (2 + nodes) * moert_block_border(&shapes.of[MOERT_MODEL_ATTENTION], 1, 1) +
         4 * one.tokens * c->hidden + /* the buffers d[0], d[1], x and received of moert_audit */
         moert_model_rows_floats(one.attention->scratch, one.tokens) +
         moert_model_rows_floats(one.attention->kept, one.tokens);
+    for (size_t kind = MOERT_MODEL_ATTENTION; kind <= MOERT_MODEL_DENSE_ATTENTION; kind++)
+        if (moert_model_attention_count(c, kind) > 0)
+            floats += (2 + nodes) * moert_block_border(&shapes.of[kind], 1, 1);
     size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1) +
                    outside_bytes(&one, &shapes.of[MOERT_MODEL_OUTER], nodes, adds);
     for (size_t i = 0; i < MOERT_COUNT(tables); i++)

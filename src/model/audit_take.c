@@ -201,7 +201,8 @@ static moert_status keep_gradients(const place *at) {
     const moert_model_layer *layer = at->layer;
     const bool dense = layer->is_dense;
     const moert_block *own[] = {layer->attention, mlp_block(layer, dense)},
-                      *again[] = {audit->copy.attention, mlp_block(&audit->copy, dense)};
+                      *again[] = {moert_audit_attention(audit, layer),
+                                  mlp_block(&audit->copy, dense)};
     MOERT_TRY(moert_audit_keep_addend(audit, MOERT_AUDIT_SUM_ATTENTION, own[0]));
     MOERT_TRY(moert_audit_keep_addend(audit, MOERT_AUDIT_SUM_MLP, own[1]));
     for (size_t i = 0; i < MOERT_COUNT(own); i++)
@@ -276,7 +277,8 @@ static moert_status end_mlp(const place *at, size_t floats) {
     MOERT_TRY(keep_nodes(at, MOERT_AUDIT_SUM_MLP, mlp));
     MOERT_TRY(take_gradient(at, MOERT_AUDIT_MLP_GRADIENT, mlp, 0, mlp->count));
     MOERT_TRY(take_gradient(at, MOERT_AUDIT_NORM_GRADIENT, layer->attention,
-                            layer->attention->count - 1, layer->attention->count));
+                            moert_model_norm_at(layer->attention, MOERT_NORM_MLP),
+                            layer->attention->count));
     /* copies the gradient before hashing it, so that a bit that flips later in run->d does not
      * change the copy */
     if (at->audit->check != NULL && !at->repeats)
@@ -330,7 +332,7 @@ moert_status moert_audit_take(moert_run *run, const moert_run_layer *layer,
         MOERT_TRY(keep_nodes(&at, MOERT_AUDIT_SUM_ATTENTION, layer->of->attention));
         MOERT_TRY(take_floats(&at, MOERT_AUDIT_D_INPUT, run->d, floats));
         return take_gradient(&at, MOERT_AUDIT_ATTENTION_GRADIENT, layer->of->attention, 0,
-                             layer->of->attention->count - 1);
+                             moert_model_norm_at(layer->of->attention, MOERT_NORM_MLP));
     default:
         return take_outside(&at, point);
     }

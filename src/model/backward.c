@@ -6,9 +6,22 @@
 #include "model/audit_points.h"
 #include "model/sublayer.h"
 
+/* Sets run->d_embedded. */
+static moert_status scale_gradient(moert_run *run) {
+    const moert_model_config *c = run->config;
+    const size_t floats = run->batch.tokens * c->hidden;
+    const bool scales = moert_or_one(c->embedding_scale) != 1.0f;
+    run->d_embedded = scales ? run->dn : run->d;
+    if (!scales)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_copy(run->d, 0, run->dn, 0, floats * sizeof(float)));
+    return moert_scale(floats, c->embedding_scale, run->dn);
+}
+
 moert_status moert_model_embed_backward(moert_run *run) {
     const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING_BACKWARD);
+    MOERT_TRY(scale_gradient(run));
     if (c->tied_embeddings)
         MOERT_TRY(moert_head_collect_tied(run));
     else
@@ -18,7 +31,7 @@ moert_status moert_model_embed_backward(moert_run *run) {
             .rows = c->vocabulary,
             .token = run->tokens,
             .link = run->links,
-            .dx = run->d,
+            .dx = run->d_embedded,
             .at = moert_block_nodes(run->outer, OUTER_EMBED, &run->batch, 0)}));
     return moert_audit_at(run, NULL, MOERT_AUDIT_ALL_DONE);
 }

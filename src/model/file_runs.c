@@ -5,9 +5,11 @@
 
 moert_file_runs moert_file_runs_of(const moert_model_tensor *tensor, moert_model_range range,
                                    bool transposed) {
+    const size_t rows = transposed ? tensor->elements / tensor->shape[1] : 0;
     return (moert_file_runs){.file_first = tensor->file_first,
-                             .rows = transposed ? tensor->shape[2] : 0,
+                             .rows = rows,
                              .columns = transposed ? tensor->shape[1] : 0,
+                             .gap = transposed ? tensor->shape[2] - rows : 0,
                              .range = range,
                              .to = transposed ? 0 : range.first};
 }
@@ -31,7 +33,7 @@ static bool find_in_columns(moert_file_runs *runs, size_t most) {
         return false;
     runs->at = column * rows + row;
     runs->to = column * rows + rows_before(runs, end, column);
-    while (runs->to == (column + 1) * rows && runs->to - runs->at < most &&
+    while (runs->gap == 0 && runs->to == (column + 1) * rows && runs->to - runs->at < most &&
            ++column < runs->columns && rows_before(runs, first, column) == 0)
         runs->to = column * rows + rows_before(runs, end, column);
     return true;
@@ -50,6 +52,8 @@ bool moert_file_runs_next(moert_file_runs *runs, size_t most) {
         runs->to = runs->range.first + runs->range.count;
     }
     runs->first = runs->file_first + runs->at;
+    if (runs->gap > 0)
+        runs->first += runs->at / runs->rows * runs->gap;
     runs->count = moert_min(runs->to - runs->at, most - runs->first % most);
     runs->to = runs->at + runs->count;
     return true;

@@ -10,6 +10,8 @@
  *     c d e f                   runs: c g, d h a e, b f
  *     g h . .
  *
+ * If a column of the file also has rows of other tensors, runs end with the columns.
+ *
  * Runs also end at multiples of `most` elements, so that callers read and write whole pieces.
  */
 #pragma once
@@ -21,6 +23,7 @@ typedef struct moert_file_runs {
     size_t done;         /* number of the range's elements in earlier runs */
     /* private */
     size_t file_first, rows, columns; /* columns is 0 if the tensor is not transposed */
+    size_t gap;                       /* elements between the columns in the file */
     moert_model_range range;
     size_t at; /* start of the run, in the file's order of the tensor */
     size_t to; /* end of the run, in the file's order of the tensor */

@@ -128,20 +128,33 @@ moert_status moert_model_embed(moert_run *run) {
     MOERT_TRY(moert_embedding_forward(run->batch.tokens, run->config->hidden,
                                       run->outer->tensor[OUTER_EMBED].weight, run->tokens,
                                       run->embedded));
+    if (moert_or_one(run->config->embedding_scale) != 1.0f)
+        MOERT_TRY(moert_scale(run->batch.tokens * run->config->hidden, run->config->embedding_scale,
+                              run->embedded));
     return moert_audit_at(run, NULL, MOERT_AUDIT_EMBEDDINGS_DONE);
+}
+
+/* Makes the tables of rotations, unless those of an earlier batch are long enough. */
+static moert_status make_rotations(moert_run *run) {
+    moert_model *model = run->model;
+    if (model->rope[0] != NULL && model->rope_length >= longest(run))
+        return MOERT_OK;
+    moert_buffers_destroy(model->rope, MOERT_ROPES);
+    model->rope_length = longest(run);
+    for (size_t i = 0; i < MOERT_ROPES; i++) {
+        const moert_rope_scheme scheme = moert_model_rope_scheme(&model->config, i);
+        model->rope[i] = NULL;
+        if (scheme.theta > 0.0)
+            MOERT_TRY(moert_rope_table_create(run->device, &scheme, longest(run), &model->rope[i]));
+    }
+    return MOERT_OK;
 }
 
 moert_status moert_run_forward(moert_run *run, const moert_model_batch *batch) {
     const moert_model_config *c = run->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING);
     MOERT_TRY(take_batch(run, batch));
-    if (run->model->rope == NULL || run->model->rope_length < longest(run)) {
-        moert_buffer_destroy(run->model->rope);
-        run->model->rope = NULL;
-        run->model->rope_length = longest(run);
-        const moert_rope_scheme scheme = moert_model_rope_scheme(c);
-        MOERT_TRY(moert_rope_table_create(run->device, &scheme, longest(run), &run->model->rope));
-    }
+    MOERT_TRY(make_rotations(run));
     MOERT_TRY(moert_model_embed(run));
     for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_model_reserve_layer(run, &run->layer[i]));

@@ -29,9 +29,10 @@ typedef struct head_group {
 
 enum { GROUPS = 3 };
 
-static void list_groups(const moert_model_config *c, head_group groups[GROUPS]) {
-    groups[0] = (head_group){Q, c->qk_norm ? Q_NORM : 0, c->heads, true};
-    groups[1] = (head_group){K, c->qk_norm ? K_NORM : 0, c->kv_heads, true};
+static void list_groups(const moert_model_config *c, size_t layer, head_group groups[GROUPS]) {
+    const bool rotates = !moert_layer_set_has(&c->unrotated, layer);
+    groups[0] = (head_group){Q, c->qk_norm ? Q_NORM : 0, c->heads, rotates};
+    groups[1] = (head_group){K, c->qk_norm ? K_NORM : 0, c->kv_heads, rotates};
     groups[2] = (head_group){V, 0, c->kv_heads, false};
 }
 
@@ -79,7 +80,7 @@ static void describe(const moert_model_config *c, const moert_device *device,
     const size_t h = c->hidden, q = c->heads * c->head_size;
     moert_model_parameter *p = shape->parameter;
     head_group groups[GROUPS];
-    list_groups(c, groups);
+    list_groups(c, 0, groups);
     for (size_t i = 0; i < GROUPS; i++)
         describe_group(c, device, i, &groups[i], shape);
     shape->parameters = PARAMETERS;
@@ -94,41 +95,46 @@ static void describe(const moert_model_config *c, const moert_device *device,
     shape->scratch[D_SINKS].width = c->sinks ? c->heads : 0;
 }
 
-static moert_rotation rotation_of(const moert_run *run, const head_group *g) {
-    return (moert_rotation){.table = run->model->rope,
+static moert_rotation rotation_of(const moert_run *run, const moert_run_layer *layer,
+                                  const head_group *g) {
+    const moert_model_config *c = run->config;
+    const bool own =
+        c->window_rope.theta > 0.0 && moert_layer_set_has(&c->windowed, layer->of->index);
+    const moert_rope_scheme *scheme = own ? &c->window_rope : &c->rope;
+    return (moert_rotation){.table = run->model->rope[own],
                             .positions = moert_model_positions(run),
                             .heads = g->count,
                             .length = run->length,
-                            .width = run->config->rope.width,
-                            .interleaved = run->config->rope.interleaved};
+                            .width = scheme->width,
+                            .interleaved = scheme->interleaved};
 }
 
 /* Whether the norm of q or k also rotates. */
 static bool norm_rotates(const moert_model_config *c, const head_group *g) {
-    return g->norm != 0 && !c->qk_norm_whole && !(c->clip_qkv > 0.0f);
+    return g->norm != 0 && g->rotates && !c->qk_norm_whole && !(c->clip_qkv > 0.0f);
 }
 
 static moert_attention attention_of(const moert_run *run, const moert_run_layer *layer) {
     const moert_model_config *c = run->config;
     const bool windowed = moert_layer_set_has(&c->windowed, layer->of->index);
-    return (moert_attention){.sequences = run->batch.sequences,
-                             .length = run->length,
-                             .heads = c->heads,
-                             .kv_heads = c->kv_heads,
-                             .head_size = c->head_size,
-                             .documents = moert_model_documents(run),
-                             .scale = 1.0f / sqrtf((float)c->head_size),
-                             .q = layer->activations->kept[KEPT_READ],
-                             .k = layer->activations->kept[KEPT_READ + 1],
-                             .v = layer->activations->kept[KEPT_READ + 2],
-                             .sinks =
-                                 layer->of->attention->tensor[MOERT_ATTENTION_FIRST + SINKS].weight,
-                             .window = windowed ? c->sliding_window : 0,
-                             .out = layer->activations->kept[KEPT_OUT],
-                             .lse = layer->activations->kept[KEPT_LSE],
-                             .type = moert_model_type(run->model),
-                             .operands = run->model->attention.kept[KEPT_READ].type,
-                             .scratch = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
+    return (moert_attention){
+        .sequences = run->batch.sequences,
+        .length = run->length,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_size = c->head_size,
+        .documents = moert_model_documents(run),
+        .scale = c->attention_scale > 0.0f ? c->attention_scale : 1.0f / sqrtf((float)c->head_size),
+        .q = layer->activations->kept[KEPT_READ],
+        .k = layer->activations->kept[KEPT_READ + 1],
+        .v = layer->activations->kept[KEPT_READ + 2],
+        .sinks = layer->of->attention->tensor[MOERT_ATTENTION_FIRST + SINKS].weight,
+        .window = windowed ? c->sliding_window : 0,
+        .out = layer->activations->kept[KEPT_OUT],
+        .lse = layer->activations->kept[KEPT_LSE],
+        .type = moert_model_type(run->model),
+        .operands = run->model->attention.kept[KEPT_READ].type,
+        .scratch = &run->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
 /* The rows of q, k or v after each step. If attention reads bf16, the last step rounds to bf16, and
@@ -178,7 +184,8 @@ static moert_status begin_group(moert_run *run, moert_run_layer *layer, size_t i
         .y = r->unclipped,
         .bf16 = last ? r->read : NULL,
         .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
-        .rotation = norm_rotates(c, g) ? rotation_of(run, g) : (moert_rotation){.table = NULL}});
+        .rotation =
+            norm_rotates(c, g) ? rotation_of(run, layer, g) : (moert_rotation){.table = NULL}});
 }
 
 /* Computes q, k or v: projection, then norm, clip and rotation as far as the model has them. */
@@ -186,7 +193,7 @@ static moert_status project_group(moert_run *run, moert_run_layer *layer, size_t
                                   const head_group *g) {
     const moert_model_config *c = run->config;
     const size_t tokens = run->batch.tokens, width = g->count * c->head_size;
-    const moert_rotation rotation = rotation_of(run, g);
+    const moert_rotation rotation = rotation_of(run, layer, g);
     const group_rows r = list_rows(run, layer, index, g);
     MOERT_TRY(begin_group(run, layer, index, g, &r));
     if (r.clips)
@@ -200,7 +207,7 @@ static moert_status project_group(moert_run *run, moert_run_layer *layer, size_t
 static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer *y) {
     head_group groups[GROUPS];
     moert_buffer *result;
-    list_groups(run->config, groups);
+    list_groups(run->config, layer->of->index, groups);
     if (run->model->attention.kept[KEPT_READ].type == MOERT_DTYPE_BF16)
         MOERT_TRY(moert_model_reserve_rows(run, run->model->attention.scratch, run->scratch));
     for (size_t i = 0; i < GROUPS; i++)
@@ -219,7 +226,7 @@ static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t
     const moert_model_config *c = run->config;
     const moert_dtype type = moert_model_type(run->model);
     const size_t tokens = run->batch.tokens, width = g->count * c->head_size;
-    const moert_rotation rotation = rotation_of(run, g);
+    const moert_rotation rotation = rotation_of(run, layer, g);
     if (g->rotates && !norm_rotates(c, g))
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, d));
     if (c->clip_qkv > 0.0f)
@@ -270,7 +277,7 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, moert_buffe
         MOERT_TRY(moert_block_collect(layer->of->attention, MOERT_ATTENTION_FIRST + SINKS,
                                       &run->batch, 0, attention.heads, attention.dsinks));
     MOERT_TRY(moert_model_weight_backward(run, layer, O, operand, dy));
-    list_groups(run->config, groups);
+    list_groups(run->config, layer->of->index, groups);
     for (size_t i = 0; i < GROUPS; i++)
         MOERT_TRY(group_backward(run, layer, i, &groups[i], dx));
     return MOERT_OK;

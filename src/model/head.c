@@ -139,18 +139,32 @@ static moert_status begin_pass(moert_run *run, float slope, bool recomputes, pas
     return recomputes ? MOERT_OK : make_gemm(run, MOERT_GEMM_DGRAD, &p->dgrad);
 }
 
+/* The factor of the logits. */
+static float scale_of(const moert_model_config *c) {
+    return moert_or_one(c->logits_scale) / moert_or_one(c->logits_divisor);
+}
+
+static moert_status compute_logits(const pass *p, const chunk *rows) {
+    const moert_run *run = p->run;
+    const float scale = scale_of(run->config);
+    MOERT_TRY(run_gemm(&p->forward, rows, rows->x));
+    return scale == 1.0f
+               ? MOERT_OK
+               : moert_scale(rows->groups.rows * run->config->vocabulary, scale, run->logits);
+}
+
 /* Computes the logits of a chunk, then its losses, and overwrites the logits by their gradient.
  * With slope 0, computes the losses only. */
 static moert_status lose(const pass *p, const chunk *rows) {
     moert_run *run = p->run;
     moert_phase_set(MOERT_PHASE_LOGITS);
-    MOERT_TRY(run_gemm(&p->forward, rows, rows->x));
+    MOERT_TRY(compute_logits(p, rows));
     moert_phase_set(MOERT_PHASE_LOSS);
     run->logits_rows = 0;
     MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = rows->groups.rows,
                                                       .vocabulary = run->config->vocabulary,
                                                       .target = rows->target,
-                                                      .factor = p->slope,
+                                                      .factor = p->slope * scale_of(run->config),
                                                       .type = moert_model_type(run->model),
                                                       .logits = run->logits,
                                                       .loss = rows->loss}));
@@ -236,7 +250,7 @@ static moert_status run_sequence(pass *p, size_t index) {
                                                                    .hidden = run->config->hidden,
                                                                    .rows = run->config->vocabulary,
                                                                    .token = run->tokens,
-                                                                   .dx = run->d,
+                                                                   .dx = run->d_embedded,
                                                                    .partial = p->sum[p->depth]}));
     if (p->recomputes)
         MOERT_TRY(clear_pad(run->config, 1, 0, run->config->vocabulary, p->sum[p->depth]));
@@ -317,7 +331,7 @@ static moert_status collect_tied(moert_run *run) {
                                                                    .first_row = row,
                                                                    .rows = gemm.n,
                                                                    .token = run->tokens,
-                                                                   .dx = run->d,
+                                                                   .dx = run->d_embedded,
                                                                    .partial = *partial}));
         MOERT_TRY(clear_pad(run->config, sequences, row, gemm.n, *partial));
         MOERT_TRY(moert_gemm_run(&gemm));
@@ -347,7 +361,7 @@ moert_status moert_run_logits(moert_run *run, size_t token, float *out) {
         moert_phase_set(MOERT_PHASE_LOGITS);
         MOERT_TRY(begin_pass(run, 0.0f, false, &p));
         MOERT_TRY(take_chunk(run, token, rows, &taken));
-        MOERT_TRY(run_gemm(&p.forward, &taken, taken.x));
+        MOERT_TRY(compute_logits(&p, &taken));
         run->logits_first = token;
         run->logits_rows = rows;
     }

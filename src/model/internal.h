@@ -12,10 +12,13 @@
 #include "nn/nn.h"
 
 /*
- * Tensors of the replicated block of a layer: its first norm, the parameters of attention from
- * MOERT_ATTENTION_FIRST on, then its second norm.
+ * Tensors of the replicated block of a layer: the norm before attention, the parameters of
+ * attention from MOERT_ATTENTION_FIRST on, then the norms of attention's result, before the MLP,
+ * and of the MLP's result (moert_model_norm_at). For a norm that the layer does not have, there is
+ * a tensor without elements.
  */
 enum { MOERT_ATTENTION_NORM, MOERT_ATTENTION_FIRST, MOERT_ATTENTION_MOST = 20 };
+enum { MOERT_ATTENTION_TENSORS = MOERT_ATTENTION_MOST + MOERT_NORMS };
 enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 
 /* A tensor of the model's files, [rows, columns], or [rows] if columns is 0. */
@@ -52,20 +55,33 @@ moert_attention_shape moert_attention_shape_of(const moert_model_config *config,
                                                const moert_device *device);
 
 /*
- * The kinds of blocks of a model, and their shapes on a rank: outside of the layers, attention, a
- * dense layer's MLP, and a MoE layer with `local` experts on the rank.
+ * The kinds of blocks of a model, and their shapes on a rank: outside of the layers, attention and
+ * norms, those of dense layers if their norms differ, a dense layer's MLP, and a MoE layer with
+ * `local` experts on the rank.
  */
-enum { MOERT_MODEL_OUTER, MOERT_MODEL_ATTENTION, MOERT_MODEL_DENSE, MOERT_MODEL_MOE };
+enum {
+    MOERT_MODEL_OUTER,
+    MOERT_MODEL_ATTENTION,
+    MOERT_MODEL_DENSE_ATTENTION,
+    MOERT_MODEL_DENSE,
+    MOERT_MODEL_MOE
+};
 enum { MOERT_MODEL_SHAPES = MOERT_MODEL_MOE + MOERT_LAYER_BLOCKS };
 typedef struct moert_model_shapes {
     moert_block_shape of[MOERT_MODEL_SHAPES]; /* shapes, which point to the arrays below */
-    size_t outer[OUTER_TENSORS], attention[MOERT_ATTENTION_MOST + 2], dense[2];
+    size_t outer[OUTER_TENSORS], attention[2][MOERT_ATTENTION_TENSORS], dense[2];
     moert_layer_shapes layer;
 } moert_model_shapes;
 extern const char *const moert_model_block_names[MOERT_MODEL_SHAPES];
 void moert_model_list_shapes(const moert_model_config *config,
                              const moert_attention_shape *attention, size_t local,
                              moert_model_shapes *shapes);
+/* The kind of the block of layer `layer` with attention and norms; the number of layers with a
+ * block of this kind. */
+size_t moert_model_attention_kind(const moert_model_config *config, size_t layer);
+size_t moert_model_attention_count(const moert_model_config *config, size_t kind);
+/* The index of a norm in a layer's block with attention and norms. */
+size_t moert_model_norm_at(const moert_block *block, moert_norm_place place);
 
 /* The activations of a layer that its backward reads; T rows each. */
 typedef struct moert_model_activations {
@@ -75,8 +91,10 @@ typedef struct moert_model_activations {
     moert_buffer *kept[MOERT_ATTENTION_MOST]; /* activations of attention, as in
                                                  moert_attention_shape */
     moert_buffer *middle;                     /* [T,H] residual after attention */
-    moert_buffer *post_normed, *post_rstd;    /* input of the MLP, and its norm's rstd */
-    moert_buffer *mlp_v, *mlp_h;              /* dense layers: v and h of the GLU
+    /* results of the sublayers, if the model has norms of them, and rstd of these norms */
+    moert_buffer *attended, *attended_rstd, *mlp_out, *mlp_out_rstd;
+    moert_buffer *post_normed, *post_rstd; /* input of the MLP, and its norm's rstd */
+    moert_buffer *mlp_v, *mlp_h;           /* dense layers: v and h of the GLU
                                                  (layer/dense_glu.h) */
 } moert_model_activations;
 
@@ -128,7 +146,8 @@ struct moert_model {
     size_t tensor_count, file_tensor_count;
     /* buffers for float32 gradients; used if the layers keep bf16 gradients */
     moert_gradient_pool *gradient_pool;
-    moert_buffer *rope; /* rotations of positions below rope_length */
+    /* rotations of positions below rope_length, of config.rope and config.window_rope */
+    moert_buffer *rope[MOERT_ROPES];
     size_t rope_length;
 };
 
@@ -190,9 +209,28 @@ struct moert_run {
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
+    /* [T,H] gradient of a sublayer's result, also in bf16, if it differs from `d`
+     * (moert_model_has_branch) */
+    moert_buffer *branch, *branch_bf16;
+    /* gradient of the embeddings of tokens before they are scaled: `d` or, if the config scales
+     * embeddings, `dn` */
+    const moert_buffer *d_embedded;
     /* buffers of attention's backward, as in moert_attention_shape */
     moert_buffer *scratch[MOERT_ATTENTION_MOST];
 };
+
+static inline float moert_or_one(float factor) {
+    return factor != 0.0f ? factor : 1.0f;
+}
+
+/* Whether the gradient of a sublayer's result differs from that of the residual: the result passes
+ * a norm or is scaled. */
+static inline bool moert_model_has_branch(const moert_model_config *c) {
+    const size_t sparse = c->layers - 1; /* the last layer has all norms of a config */
+    return moert_or_one(c->residual_scale) != 1.0f ||
+           moert_norm_name(c, sparse, MOERT_NORM_ATTENTION_RESULT) != NULL ||
+           moert_norm_name(c, sparse, MOERT_NORM_MLP_RESULT) != NULL;
+}
 
 /* run->d in bf16, or NULL. */
 static inline moert_buffer *moert_run_d_bf16(const moert_run *run) {

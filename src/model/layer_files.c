@@ -32,7 +32,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
 bool moert_files_join_experts(const moert_model_config *config, const moert_tensors *files) {
     for (size_t i = 0; i < moert_tensors_count(files); i++)
         if (strstr(moert_tensors_at(files, i)->name, ".experts.gate_up_proj") != NULL)
-            return !moert_experts_are_fused(config);
+            return moert_experts_in_files(config) == MOERT_EXPERTS_SEPARATE;
     return false;
 }
 
@@ -57,38 +57,51 @@ static void add_router(range_list *list, moert_router_part part, moert_layer_ten
     range->rank = rank;
     if (rank == 1)
         range->shape[0] = columns;
-    moert_router_tensor_name(list->config, list->layer, part, range->name, sizeof range->name);
+    moert_router_tensor_name(list->config, list->layer, part, range->name);
 }
 
-/* Adds the ranges of the three projections of `expert` (SIZE_MAX: the shared expert), which is
- * expert number `at` in the layer's tensors. */
-static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
-                       moert_layer_tensor in, moert_layer_tensor out) {
-    size_t hidden = list->config->hidden, matrix = width * hidden;
-    for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
-        bool down = part == MOERT_EXPERT_DOWN;
-        moert_layer_range *range =
-            down ? add(list, out, hidden, width) : add(list, in, width, hidden);
-        range->layer_first = down ? at * matrix : (2 * at + (part == MOERT_EXPERT_UP)) * matrix;
-        if (list->config->joined_experts && expert != SIZE_MAX) {
-            range->rank = 3;
-            range->file_first = matrix * moert_joined_index(expert, (moert_expert_part)part);
-            moert_joined_tensor(list->config, list->layer, (moert_expert_part)part, range->name,
-                                sizeof range->name, range->shape);
-        } else
-            moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part,
-                                     range->name, sizeof range->name);
+/* Adds the ranges of the projections of `expert`, which is expert number `at` in the layer's
+ * tensors. */
+static void add_expert(range_list *list, size_t expert, size_t at) {
+    const moert_model_config *c = list->config;
+    const size_t hidden = c->hidden, width = c->intermediate, matrix = width * hidden;
+    for (moert_expert_part part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
+        const bool down = part == MOERT_EXPERT_DOWN;
+        moert_layer_range *range = down ? add(list, MOERT_LAYER_W2, hidden, width)
+                                        : add(list, MOERT_LAYER_W1, width, hidden);
+        range->layer_first = moert_joined_index(at, part) * matrix;
+        if (moert_experts_in_files(c) == MOERT_EXPERTS_SEPARATE) {
+            moert_expert_tensor_name(c, list->layer, expert, part, range->name);
+            continue;
+        }
+        range->rank = 3;
+        range->file_first = moert_joined_index(expert, part) * matrix;
+        moert_joined_tensor(c, list->layer, part, range->name, range->shape);
+    }
+}
+
+static void add_shared(range_list *list) {
+    const moert_model_config *c = list->config;
+    for (moert_expert_part part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
+        const bool down = part == MOERT_EXPERT_DOWN;
+        moert_mlp_tensor tensor;
+        moert_shared_tensor(c, list->layer, part, &tensor);
+        moert_layer_range *range = add(list, down ? MOERT_LAYER_SHARED_W2 : MOERT_LAYER_SHARED_W1,
+                                       tensor.rows, tensor.columns);
+        snprintf(range->name, sizeof range->name, "%s", tensor.name);
+        range->shape[0] = tensor.file_rows;
+        range->file_first = tensor.file_first;
+        range->layer_first = part == MOERT_EXPERT_UP ? tensor.rows * tensor.columns : 0;
     }
 }
 
 size_t moert_fused_tensors_of(const moert_model_config *config,
                               moert_fused_tensor tensors[MOERT_FUSED_MOST]) {
     const size_t h = config->hidden, i = config->intermediate;
-    const moert_fused_tensor all[MOERT_FUSED_MOST] = {
-        {"experts.gate_up_proj", MOERT_LAYER_W1, 2 * i, h},
-        {"experts.gate_up_proj_bias", MOERT_LAYER_B1, 0, 2 * i},
-        {"experts.down_proj", MOERT_LAYER_W2, h, i},
-        {"experts.down_proj_bias", MOERT_LAYER_B2, 0, h}};
+    const moert_fused_tensor all[MOERT_FUSED_MOST] = {{MOERT_EXPERT_GATE, MOERT_LAYER_W1, 2 * i, h},
+                                                      {MOERT_EXPERT_GATE, MOERT_LAYER_B1, 0, 2 * i},
+                                                      {MOERT_EXPERT_DOWN, MOERT_LAYER_W2, h, i},
+                                                      {MOERT_EXPERT_DOWN, MOERT_LAYER_B2, 0, h}};
     size_t count = 0;
     for (size_t t = 0; t < MOERT_FUSED_MOST; t++)
         if (all[t].rows > 0 || config->expert_biases)
@@ -96,13 +109,21 @@ size_t moert_fused_tensors_of(const moert_model_config *config,
     return count;
 }
 
+void moert_fused_name(const moert_model_config *config, size_t layer,
+                      const moert_fused_tensor *fused, char name[MOERT_TENSOR_NAME_BYTES]) {
+    size_t shape[3];
+    moert_joined_tensor(config, layer, fused->part, name, shape);
+    if (fused->rows == 0)
+        strcat(name, "_bias");
+}
+
 /* Adds the ranges of an expert: its own tensors, or its parts of the fused tensors of all
  * experts. */
 static void add_local_expert(range_list *list, size_t expert, size_t at) {
     const moert_model_config *c = list->config;
     moert_fused_tensor tensors[MOERT_FUSED_MOST];
-    if (!moert_experts_are_fused(c)) {
-        add_expert(list, expert, at, c->intermediate, MOERT_LAYER_W1, MOERT_LAYER_W2);
+    if (moert_experts_in_files(c) != MOERT_EXPERTS_TRANSPOSED) {
+        add_expert(list, expert, at);
         return;
     }
     const size_t count = moert_fused_tensors_of(c, tensors);
@@ -116,7 +137,7 @@ static void add_local_expert(range_list *list, size_t expert, size_t at) {
         range->transposed = rows > 0;
         range->file_first = expert * range->rows * columns;
         range->layer_first = at * range->rows * columns;
-        moert_moe_tensor_name(c, list->layer, tensors[t].suffix, range->name, sizeof range->name);
+        moert_fused_name(c, list->layer, &tensors[t], range->name);
     }
 }
 
@@ -131,12 +152,10 @@ moert_status moert_layer_ranges(const moert_model_config *config, size_t index, 
     if (config->correction_bias)
         add_router(&list, MOERT_ROUTER_CORRECTION, MOERT_LAYER_CORRECTION, 1, 1, experts);
     if (config->shared_intermediate > 0)
-        add_expert(&list, SIZE_MAX, 0, config->shared_intermediate, MOERT_LAYER_SHARED_W1,
-                   MOERT_LAYER_SHARED_W2);
+        add_shared(&list);
     if (config->shared_gate) {
         moert_layer_range *range = add(&list, MOERT_LAYER_SHARED_GATE, 1, config->hidden);
-        moert_moe_tensor_name(config, index, "shared_expert_gate.weight", range->name,
-                              sizeof range->name);
+        moert_shared_gate_name(config, index, range->name);
     }
     for (size_t e = 0; e < count; e++)
         add_local_expert(&list, first + e, e);

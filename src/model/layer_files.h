@@ -14,7 +14,7 @@
 #include "moert/layer.h"
 
 typedef struct moert_layer_range {
-    char name[128]; /* name of the file's tensor */
+    char name[MOERT_TENSOR_NAME_BYTES]; /* name of the file's tensor */
     size_t rank, shape[3];
     /* first element in the file's tensor, and in the layer's tensor */
     size_t file_first, layer_first;
@@ -26,18 +26,23 @@ typedef struct moert_layer_range {
 /* A tensor of a file that holds all experts of a layer: [E, columns, rows] if an expert has a
  * matrix [rows, columns], or [E, columns] if it has a vector (rows 0). */
 typedef struct moert_fused_tensor {
-    const char *suffix; /* the tensor's name in the MLP */
+    moert_expert_part part; /* GATE: gate and up */
     moert_layer_tensor which;
     size_t rows, columns;
 } moert_fused_tensor;
 enum { MOERT_FUSED_MOST = 4 };
 
-/* Stores the tensors of fused experts (moert_experts_are_fused), in the order of the layer's
- * blocks. Returns the number of tensors. */
+/* Stores the tensors of experts in transposed files (moert_expert_files), in the order of the
+ * layer's blocks. Returns the number of tensors. */
 size_t moert_fused_tensors_of(const moert_model_config *config,
                               moert_fused_tensor tensors[MOERT_FUSED_MOST]);
 
-/* Whether the files have joined experts (moert_joined_tensor). */
+/* The name of a fused tensor of layer `layer`. */
+void moert_fused_name(const moert_model_config *config, size_t layer,
+                      const moert_fused_tensor *fused, char name[MOERT_TENSOR_NAME_BYTES]);
+
+/* Whether the files have joined experts, although released files of the family have separate ones
+ * (moert_model_config.joined_experts). */
 bool moert_files_join_experts(const moert_model_config *config, const moert_tensors *files);
 
 /* Layer options that a config implies. */

@@ -127,7 +127,7 @@ static void describe(const moert_model_config *c, const moert_device *device,
 /* The rotation of the last `rope` elements of each of `heads` heads of `size` elements. */
 static moert_rotation rotation_of(const moert_run *run, size_t heads, size_t size) {
     const size_t rope = run->config->latent.rope;
-    return (moert_rotation){.table = run->model->rope,
+    return (moert_rotation){.table = run->model->rope[0],
                             .positions = moert_model_positions(run),
                             .heads = heads,
                             .length = run->length,

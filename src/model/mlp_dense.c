@@ -26,15 +26,16 @@ static moert_dense_glu glu_of(const moert_run *run, const moert_run_layer *layer
                              .drop_v = run->batch.forward_only || run->discards};
 }
 
-static moert_status forward(moert_run *run, moert_run_layer *layer) {
+static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer *y) {
     const moert_dense_glu glu = glu_of(run, layer);
-    return moert_dense_glu_forward(&glu, layer->out);
+    return moert_dense_glu_forward(&glu, y);
 }
 
-static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumulate) {
+static moert_status backward(moert_run *run, moert_run_layer *layer, const moert_model_gradient *dy,
+                             bool accumulate) {
     const moert_dense_glu glu = glu_of(run, layer);
     MOERT_TRY(moert_block_begin(layer->of->mlp, &run->batch, accumulate));
-    return moert_dense_glu_backward(&glu, run->d, run->dn, false);
+    return moert_dense_glu_backward(&glu, dy->d, run->dn, false);
 }
 
 static moert_block *block(const moert_model_layer *layer, size_t index) {

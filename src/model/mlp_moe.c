@@ -17,7 +17,7 @@ static void destroy(moert_model_layer *layer) {
     moert_layer_destroy(layer->moe);
 }
 
-static moert_status forward(moert_run *run, moert_run_layer *layer) {
+static moert_status forward(moert_run *run, moert_run_layer *layer, moert_buffer *y) {
     const moert_recipe *recipe = &run->config->recipe;
     const size_t index = layer->of->moe_index;
     moert_batch batch = run->batch;
@@ -26,11 +26,12 @@ static moert_status forward(moert_run *run, moert_run_layer *layer) {
     batch.bf16_operands |= moert_recipe_keeps_bf16(recipe, index, run->model->moe_layers);
     moert_model_discard(layer);
     batch.bf16 = run->bf16;
-    return moert_layer_forward(layer->of->moe, &batch, layer->activations->post_normed, layer->out,
+    return moert_layer_forward(layer->of->moe, &batch, layer->activations->post_normed, y,
                                &layer->pass);
 }
 
-static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumulate) {
+static moert_status backward(moert_run *run, moert_run_layer *layer, const moert_model_gradient *dy,
+                             bool accumulate) {
     const double rows = run->rows;
     const moert_layer_losses losses = {
         .size = sizeof losses,
@@ -39,8 +40,8 @@ static moert_status backward(moert_run *run, moert_run_layer *layer, bool accumu
             rows > 0.0 ? (float)(2.0 * run->losses.z_coefficient * run->factor / rows) : 0.0f,
         .accumulate = accumulate,
         .aux_by_sequence = run->losses.aux_form == MOERT_AUX_SEQUENCE,
-        .dy_bf16 = moert_run_d_bf16(run)};
-    MOERT_TRY(moert_pass_backward(layer->pass, run->d, &losses, run->dn));
+        .dy_bf16 = dy->bf16};
+    MOERT_TRY(moert_pass_backward(layer->pass, dy->d, &losses, run->dn));
     if (moert_model_recomputes(run->model))
         moert_model_discard(layer); /* the next layer reuses the memory of this pass */
     return MOERT_OK;

@@ -46,7 +46,8 @@ static moert_status create_own(moert_model *model) {
         layer->moe_index = model->moe_layers;
         if (!layer->is_dense)
             model->moe[model->moe_layers++] = layer;
-        MOERT_TRY(moert_model_create_block(model, MOERT_MODEL_ATTENTION, &layer->attention));
+        MOERT_TRY(
+            moert_model_create_block(model, moert_model_attention_kind(c, i), &layer->attention));
     }
     return MOERT_OK;
 }
@@ -89,12 +90,12 @@ void moert_model_destroy(moert_model *model) {
     }
     moert_block_destroy(model->outer);
     moert_gradient_pool_destroy(model->gradient_pool);
-    moert_buffer_destroy(model->rope);
+    moert_buffers_destroy(model->rope, MOERT_ROPES);
     MOERT_FREE(model->block, model->moe, model->layer, model->tensor, model);
 }
 
-moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {
-    moert_rope_scheme scheme = config->rope;
+moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config, size_t windowed) {
+    moert_rope_scheme scheme = windowed == 0 ? config->rope : config->window_rope;
     if (config->latent.kv_rank > 0)
         scheme.width = config->latent.rope;
     return scheme;

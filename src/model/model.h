@@ -42,8 +42,10 @@ void moert_model_weights_changed(moert_model *model);
  * copies would cost much memory and save little time. Not collective. */
 void moert_model_repeat(moert_model *model, bool repeats);
 
-/* The scheme of the config's rotary embedding. Not collective. */
-moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config);
+/* The rotary scheme of a config's layers without a window (0) and with a window (1); theta 0: the
+ * latter have that of the former. Not collective. */
+enum { MOERT_ROPES = 2 };
+moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config, size_t windowed);
 
 /*
  * ---- tensors, in the same order on all ranks ----
@@ -60,7 +62,7 @@ typedef enum moert_initial {
 } moert_initial;
 
 typedef struct moert_model_tensor {
-    char name[96];         /* name of the file's tensor */
+    char name[MOERT_TENSOR_NAME_BYTES]; /* name of the file's tensor */
     size_t layer;          /* index of the layer; outside of the layers: the number of layers */
     size_t file;           /* index of the file's tensor */
     size_t rank, shape[3]; /* shape of the file's tensor */
@@ -79,9 +81,8 @@ typedef struct moert_model_tensor {
     size_t offset;      /* offset in floats from the start of the owner's block */
 } moert_model_tensor;
 
-/* Selects the form of the model's files: with joined experts (moert_joined_tensor) or, by default,
- * with one tensor for each expert and projection. Changes the order of the tensors. Families whose
- * released files are fused have one form only. */
+/* Selects the form of the model's files: with joined experts, or as the family's released files.
+ * Changes the order of the tensors. Transposed files (moert_expert_files) have one form only. */
 void moert_model_join_experts(moert_model *model, bool joined);
 
 size_t moert_model_tensor_count(const moert_model *model);

@@ -82,7 +82,9 @@ static size_t glu_bytes(const moert_model_sizes *s, size_t (*floats)(const moert
 #define RUN_BACKWARD(X)                                                                            \
     X(d, "gradients of the residual", of_tokens(s, s->config->hidden))                             \
     X(dn, "gradients of norms", of_tokens(s, s->config->hidden))                                   \
-    X(d_bf16, "gradients in bf16", copy_bytes(s, repeats_layers(s)))
+    X(d_bf16, "gradients in bf16", copy_bytes(s, repeats_layers(s)))                               \
+    X(branch, "gradients of sublayers", branch_bytes(s))                                           \
+    X(branch_bf16, "gradients in bf16", copy_bytes(s, moert_model_has_branch(s->config)))
 #define RUN_HEAD(X)                                                                                \
     X(token_loss, "losses of tokens", of_tokens(s, 1))                                             \
     X(logits, "logits", s->chunk * s->config->vocabulary * sizeof(float))
@@ -94,10 +96,28 @@ static size_t glu_bytes(const moert_model_sizes *s, size_t (*floats)(const moert
     X(loss, "losses of a chunk", s->chunk * sizeof(float))
 #define LAYER(X) X(out, "results of layers", of_tokens(s, s->config->hidden))
 #define MOE(X)   X(aux_gradient, "gradients of the auxiliary loss", aux_bytes(s))
+/* Bytes of `width` floats a token for a norm of results of sublayers. */
+static size_t result_bytes(const moert_model_sizes *s, moert_norm_place place, size_t width) {
+    const moert_model_config *c = s->config;
+    bool has = false;
+    for (size_t l = 0; l < c->layers; l++)
+        has |= moert_norm_name(c, l, place) != NULL;
+    return has ? of_tokens(s, width) : MOERT_NO_BUFFER;
+}
+
+static size_t branch_bytes(const moert_model_sizes *s) {
+    return moert_model_has_branch(s->config) ? of_tokens(s, s->config->hidden) : MOERT_NO_BUFFER;
+}
+
+#define RESULTS(X, field, place, h)                                                                \
+    X(field, "results of sublayers", result_bytes(s, place, h))                                    \
+    X(field##_rstd, "scales of norms after sublayers", result_bytes(s, place, 1))
 #define ACTIVATIONS(X)                                                                             \
     X(normed, "input of attention", operand_bytes(s))                                              \
     X(rstd, "scales of norms before attention", of_tokens(s, 1))                                   \
     X(middle, "results of attention", of_tokens(s, s->config->hidden))                             \
+    RESULTS(X, attended, MOERT_NORM_ATTENTION_RESULT, s->config->hidden)                           \
+    RESULTS(X, mlp_out, MOERT_NORM_MLP_RESULT, s->config->hidden)                                  \
     X(post_normed, "input of MLPs", of_tokens(s, s->config->hidden))                               \
     X(post_rstd, "scales of norms before MLPs", of_tokens(s, 1))
 #define DENSE(X)                                                                                   \

@@ -1,14 +1,14 @@
 /*
  * Sublayers. A layer of the model consists of two sublayers, attention and an MLP:
  *
- *   middle = x + attention(norm(x))
- *   out    = middle + mlp(norm(middle))
+ *   middle = x + scale * norm(attention(norm(x)))
+ *   out    = middle + scale * norm(mlp(norm(middle)))
  *
- * sublayer.c computes the norms and the residual, with the functions of project.c. Each variant of
- * a sublayer is one file that implements an interface below: gqa.c and mla.c for attention,
- * mlp_moe.c and mlp_dense.c for the MLP. Attention keeps the activations of its backward in
- * layer->activations->kept[], and the backward uses scratch in run->scratch[]. `describe` gives the
- * sizes of kept[] and scratch[].
+ * A model has some of these norms (moert_norm_place), usually the inner ones. sublayer.c computes
+ * the norms and the residual, with the functions of project.c. Each variant of a sublayer is one
+ * file that implements an interface below: gqa.c and mla.c for attention, mlp_moe.c and mlp_dense.c
+ * for the MLP. Attention keeps the activations of its backward in layer->activations->kept[], and
+ * the backward uses scratch in run->scratch[]. `describe` gives the sizes of kept[] and scratch[].
  */
 #pragma once
 
@@ -30,16 +30,23 @@ typedef struct moert_attention_variant {
 extern const moert_attention_variant moert_model_gqa; /* grouped-query heads */
 extern const moert_attention_variant moert_model_mla; /* multi-head latent attention */
 
+/* A gradient [T,H] in float32, and in bf16 if the dense layers use bf16, else NULL. */
+typedef struct moert_model_gradient {
+    moert_buffer *d, *bf16;
+} moert_model_gradient;
+
 /* A variant of the MLP, the second sublayer of a layer. */
 typedef struct moert_mlp_variant {
     moert_status (*create)(moert_model *model, moert_model_layer *layer); /* collective */
     /* `destroy` is legal also before `create`, or after `create` has failed */
     void (*destroy)(moert_model_layer *layer);
-    /* layer->out[T,H] = the MLP of layer->activations->post_normed[T,H]. Collective. */
-    moert_status (*forward)(moert_run *run, moert_run_layer *layer);
-    /* run->dn[T,H] = gradient of layer->activations->post_normed, from run->d. Also computes the
-     * gradients of the MLP's parameters or, with `accumulate`, adds to them. Collective. */
-    moert_status (*backward)(moert_run *run, moert_run_layer *layer, bool accumulate);
+    /* y[T,H] = the MLP of layer->activations->post_normed[T,H]. Collective. */
+    moert_status (*forward)(moert_run *run, moert_run_layer *layer, moert_buffer *y);
+    /* run->dn[T,H] = gradient of layer->activations->post_normed, from the result's gradient dy.
+     * Also computes the gradients of the MLP's parameters or, with `accumulate`, adds to them.
+     * Collective. */
+    moert_status (*backward)(moert_run *run, moert_run_layer *layer, const moert_model_gradient *dy,
+                             bool accumulate);
     /* The layer's MLP blocks, in order; NULL past the end. */
     moert_block *(*block)(const moert_model_layer *layer, size_t index);
     /* Sum the MLP's gradients over the ranks (moert_layer_reduce_start, ...). */

@@ -48,47 +48,51 @@ static void add_outer(moert_model *model, size_t index, const char *name, size_t
     add_whole(model, model->outer, index, name, &p);
 }
 
+/* Adds a norm of a layer, if the layer has it. */
+static void add_norm(moert_model *model, size_t index, moert_norm_place place) {
+    moert_block *block = model->layer[index].attention;
+    const moert_model_parameter p = {.suffix = moert_norm_name(&model->config, index, place),
+                                     .rows = model->config.hidden,
+                                     .initial = MOERT_INITIAL_ONES};
+    char name[MOERT_TENSOR_NAME_BYTES];
+    if (p.suffix == NULL)
+        return;
+    moert_layer_tensor_name(index, p.suffix, name);
+    add_whole(model, block, moert_model_norm_at(block, place), name, &p);
+}
+
 /* Adds the norms and the attention of a layer. */
 static void add_attention(moert_model *model, size_t index) {
     const moert_attention_shape *attention = &model->attention;
-    const size_t last = MOERT_ATTENTION_FIRST + attention->parameters;
-    const moert_model_parameter norms[] = {{.suffix = "input_layernorm.weight",
-                                            .rows = model->config.hidden,
-                                            .initial = MOERT_INITIAL_ONES},
-                                           {.suffix = "post_attention_layernorm.weight",
-                                            .rows = model->config.hidden,
-                                            .initial = MOERT_INITIAL_ONES}};
-    for (size_t i = 0; i <= last; i++) {
-        const moert_model_parameter *p = &norms[i == last];
-        char name[96];
-        if (i >= MOERT_ATTENTION_FIRST && i < last)
-            p = &attention->parameter[i - MOERT_ATTENTION_FIRST];
-        snprintf(name, sizeof name, "model.layers.%zu.%s", index, p->suffix);
-        add_whole(model, model->layer[index].attention, i, name, p);
+    char name[MOERT_TENSOR_NAME_BYTES];
+    add_norm(model, index, MOERT_NORM_ATTENTION);
+    for (size_t i = 0; i < attention->parameters; i++) {
+        moert_layer_tensor_name(index, attention->parameter[i].suffix, name);
+        add_whole(model, model->layer[index].attention, MOERT_ATTENTION_FIRST + i, name,
+                  &attention->parameter[i]);
     }
+    for (moert_norm_place place = MOERT_NORM_MLP; place < MOERT_NORMS; place++)
+        add_norm(model, index, place);
 }
 
-/* Adds the projection `part` of a dense GLU of width I, in tensors `first` (gate, then up) and
- * first + 1 of a block. */
-static void add_projection(moert_model *model, moert_block *block, size_t first, size_t width,
-                           moert_expert_part part, const char *name) {
-    const bool down = part == MOERT_EXPERT_DOWN;
-    const size_t h = model->config.hidden;
-    moert_model_tensor *tensor = down ? add(model, 2, h, width) : add(model, 2, width, h);
-    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+/* Adds a projection of a dense GLU, in tensors `first` (gate, then up) and first + 1 of a block. */
+static void add_projection(moert_model *model, moert_block *block, size_t first,
+                           moert_expert_part part, const moert_mlp_tensor *projection) {
+    moert_model_tensor *tensor = add(model, 2, projection->rows, projection->columns);
+    snprintf(tensor->name, sizeof tensor->name, "%s", projection->name);
+    tensor->shape[0] = projection->file_rows;
+    tensor->file_first = projection->file_first;
     tensor->block = block;
-    tensor->offset = block->tensor[down ? first + 1 : first].offset;
+    tensor->offset = block->tensor[part == MOERT_EXPERT_DOWN ? first + 1 : first].offset;
     if (part == MOERT_EXPERT_UP)
         tensor->offset += tensor->elements;
 }
 
 static void add_dense(moert_model *model, size_t index) {
-    const moert_model_config *c = &model->config;
-    for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
-        char name[MOERT_TENSOR_NAME_BYTES];
-        moert_dense_tensor_name(c, index, (moert_expert_part)part, name, sizeof name);
-        add_projection(model, model->layer[index].mlp, 0, c->dense_intermediate,
-                       (moert_expert_part)part, name);
+    for (moert_expert_part part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
+        moert_mlp_tensor projection;
+        moert_dense_tensor(&model->config, index, part, &projection);
+        add_projection(model, model->layer[index].mlp, 0, part, &projection);
     }
 }
 
@@ -112,7 +116,7 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
     bool down = part == MOERT_EXPERT_DOWN;
     moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate)
                                       : add(model, 2, c->intermediate, c->hidden);
-    moert_expert_tensor_name(c, index, expert, part, tensor->name, sizeof tensor->name);
+    moert_expert_tensor_name(c, index, expert, part, tensor->name);
     tensor->block = moert_layer_block(moe, down ? 2 : 1);
     tensor->offset = tensor->block->tensor[0].offset;
     give_to_owner(model, moe, expert, tensor->elements * (down ? 1 : 2), tensor);
@@ -120,28 +124,35 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
         tensor->offset += tensor->elements;
 }
 
-/* Adds the parts of a fused tensor for all experts. */
-static void add_fused(moert_model *model, size_t index, const moert_fused_tensor *fused) {
-    const size_t experts = model->config.router.experts, rows = fused->rows,
-                 columns = fused->columns;
+/* Adds part `p` of `parts` (gate and up, or all rows) of expert `e` in a fused tensor. */
+static void add_fused_part(moert_model *model, size_t index, const moert_fused_tensor *fused,
+                           size_t e, size_t p, size_t parts) {
+    const size_t rows = fused->rows, columns = fused->columns, own = rows / parts,
+                 whole = moert_max(rows, 1) * columns;
     moert_layer *moe = model->layer[index].moe;
     const bool in = fused->which == MOERT_LAYER_W1 || fused->which == MOERT_LAYER_B1;
-    for (size_t e = 0; e < experts; e++) {
-        moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
-        *tensor =
-            (moert_model_tensor){.rank = rows > 0 ? 3 : 2,
-                                 .shape = {experts, columns, rows},
-                                 .elements = moert_max(rows, 1) * columns,
-                                 .transposed = rows > 0,
-                                 .is_matrix = rows > 0,
-                                 .initial = rows > 0 ? MOERT_INITIAL_NORMAL : MOERT_INITIAL_ZEROS};
-        moert_moe_tensor_name(&model->config, index, fused->suffix, tensor->name,
-                              sizeof tensor->name);
-        tensor->file_first = e * tensor->elements;
-        tensor->block = moert_layer_block(moe, in ? 1 : 2);
-        tensor->offset = tensor->block->tensor[rows > 0 ? 0 : 1].offset; /* weight or bias */
-        give_to_owner(model, moe, e, tensor->elements, tensor);
-    }
+    moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
+    *tensor =
+        (moert_model_tensor){.rank = rows > 0 ? 3 : 2,
+                             .shape = {model->config.router.experts, columns, rows},
+                             .elements = moert_max(own, 1) * columns,
+                             .file_first = e * whole + p * own,
+                             .transposed = rows > 0,
+                             .is_matrix = rows > 0,
+                             .initial = rows > 0 ? MOERT_INITIAL_NORMAL : MOERT_INITIAL_ZEROS};
+    moert_fused_name(&model->config, index, fused, tensor->name);
+    tensor->block = moert_layer_block(moe, in ? 1 : 2);
+    tensor->offset =
+        tensor->block->tensor[rows > 0 ? 0 : 1].offset + p * tensor->elements; /* weight or bias */
+    give_to_owner(model, moe, e, whole, tensor);
+}
+
+/* Adds the parts of a fused tensor for all experts. */
+static void add_fused(moert_model *model, size_t index, const moert_fused_tensor *fused) {
+    const bool divided = fused->which == MOERT_LAYER_W1 && !model->config.glu.interleaved;
+    for (size_t e = 0; e < model->config.router.experts; e++)
+        for (size_t p = 0, parts = divided ? 2 : 1; p < parts; p++)
+            add_fused_part(model, index, fused, e, p, parts);
 }
 
 /* Adds a projection of an expert whose files have joined experts. */
@@ -150,20 +161,20 @@ static void add_joined(moert_model *model, size_t index, size_t expert, moert_ex
     moert_model_tensor *tensor = &model->tensor[model->tensor_count - 1];
     tensor->rank = 3;
     tensor->file_first = tensor->elements * moert_joined_index(expert, part);
-    moert_joined_tensor(&model->config, index, part, tensor->name, sizeof tensor->name,
-                        tensor->shape);
+    moert_joined_tensor(&model->config, index, part, tensor->name, tensor->shape);
 }
 
 /* Adds the tensors of all experts, in the order of the files. */
 static void add_experts(moert_model *model, size_t index) {
     const moert_model_config *c = &model->config;
+    const moert_expert_files files = moert_experts_in_files(c);
     const size_t experts = c->router.experts;
     moert_fused_tensor fused[MOERT_FUSED_MOST];
-    if (moert_experts_are_fused(c)) {
+    if (files == MOERT_EXPERTS_TRANSPOSED) {
         const size_t count = moert_fused_tensors_of(c, fused);
         for (size_t t = 0; t < count; t++)
             add_fused(model, index, &fused[t]);
-    } else if (c->joined_experts) {
+    } else if (files == MOERT_EXPERTS_JOINED) {
         for (size_t i = 0; i < 2 * experts; i++)
             add_joined(model, index, i / 2, i % 2 == 0 ? MOERT_EXPERT_GATE : MOERT_EXPERT_UP);
         for (size_t e = 0; e < experts; e++)
@@ -197,19 +208,21 @@ static void add_router(moert_model *model, size_t index) {
         [MOERT_ROUTER_CORRECTION] = {NULL, e, 0, MOERT_INITIAL_ZEROS, false}};
     char name[MOERT_TENSOR_NAME_BYTES];
     for (size_t i = 0; i < MOERT_ROUTER_PARTS; i++) {
-        moert_router_tensor_name(c, index, (moert_router_part)i, name, sizeof name);
+        if (block->tensor[i].elements == 0)
+            continue;
+        moert_router_tensor_name(c, index, (moert_router_part)i, name);
         add_whole(model, block, i, name, &tensors[i]);
     }
     if (c->correction_bias)
         model->tensor[model->tensor_count - 1].is_fixed = true;
-    for (int part = MOERT_EXPERT_GATE; c->shared_intermediate > 0 && part <= MOERT_EXPERT_DOWN;
-         part++) {
-        moert_expert_tensor_name(c, index, SIZE_MAX, (moert_expert_part)part, name, sizeof name);
-        add_projection(model, block, MOERT_ROUTER_PARTS, c->shared_intermediate,
-                       (moert_expert_part)part, name);
+    for (moert_expert_part part = MOERT_EXPERT_GATE;
+         c->shared_intermediate > 0 && part <= MOERT_EXPERT_DOWN; part++) {
+        moert_mlp_tensor projection;
+        moert_shared_tensor(c, index, part, &projection);
+        add_projection(model, block, MOERT_ROUTER_PARTS, part, &projection);
     }
     if (c->shared_gate) {
-        moert_moe_tensor_name(c, index, "shared_expert_gate.weight", name, sizeof name);
+        moert_shared_gate_name(c, index, name);
         add_whole(model, block, MOERT_ROUTER_PARTS + 2, name,
                   &(moert_model_parameter){.rows = 1, .columns = c->hidden});
     }
@@ -239,7 +252,7 @@ static void fill_tensors(moert_model *model) {
 moert_status moert_model_list_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor,
-                              OUTER_TENSORS + c->layers * (MOERT_ATTENTION_MOST + 8 +
+                              OUTER_TENSORS + c->layers * (MOERT_ATTENTION_TENSORS + 8 +
                                                            MOERT_FUSED_MOST * c->router.experts)));
     fill_tensors(model);
     return MOERT_OK;

@@ -20,6 +20,20 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {
                      grid_of(device, n, 3), MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n));
 }
 
+moert_status moert_add_scaled(size_t n, float scale, const moert_buffer *x, moert_buffer *y) {
+    moert_device *device = moert_buffer_device(y);
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "add_scaled",
+                     grid_of(device, n, 3), MOERT_ARG(x), MOERT_ARG(y),
+                     MOERT_ARGS(moert_scale_args, .n = n, .scale = scale));
+}
+
+moert_status moert_scale(size_t n, float scale, moert_buffer *y) {
+    moert_device *device = moert_buffer_device(y);
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "scale",
+                     grid_of(device, n, 2), MOERT_ARG(y),
+                     MOERT_ARGS(moert_scale_args, .n = n, .scale = scale));
+}
+
 static moert_status run_clip(const char *kernel, size_t passes, size_t n, float limit,
                              const moert_buffer *x, moert_buffer *y) {
     moert_device *device = moert_buffer_device(y);

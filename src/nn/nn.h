@@ -167,6 +167,10 @@ moert_status moert_cross_entropy(const moert_prediction *prediction);
 
 /* y[n] += x[n] */
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
+/* y[n] = y[n] * scale + x[n], rounded once. */
+moert_status moert_add_scaled(size_t n, float scale, const moert_buffer *x, moert_buffer *y);
+/* y[n] *= scale */
+moert_status moert_scale(size_t n, float scale, moert_buffer *y);
 /* y[n] = x[n] limited to [-limit, limit]; a NaN stays a NaN. x and y are different buffers. Errors:
  * ERROR_USAGE (limit not positive). */
 moert_status moert_clip(size_t n, float limit, const moert_buffer *x, moert_buffer *y);

@@ -86,9 +86,9 @@ static size_t activations_of(const moert_run *run) {
     }
     for (size_t i = 0; i < run->activation_count; i++) {
         const moert_model_activations *a = &run->activations[i];
-        bytes +=
-            sum_bytes(a->kept, MOERT_ATTENTION_MOST) +
-            SUM(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v, a->mlp_h);
+        bytes += sum_bytes(a->kept, MOERT_ATTENTION_MOST) +
+                 SUM(a->normed, a->rstd, a->middle, a->post_normed, a->post_rstd, a->mlp_v,
+                     a->mlp_h, a->attended, a->attended_rstd, a->mlp_out, a->mlp_out_rstd);
     }
     return bytes;
 }
@@ -103,7 +103,8 @@ static size_t head_of(const moert_run *run) {
 }
 
 static size_t scratch_of(const moert_run *run) {
-    return SUM(run->d_bf16, run->d, run->dn) + sum_bytes(run->scratch, MOERT_ATTENTION_MOST);
+    return SUM(run->d_bf16, run->d, run->dn, run->branch, run->branch_bf16) +
+           sum_bytes(run->scratch, MOERT_ATTENTION_MOST);
 }
 
 static void measure_window(const moert_window *window, size_t rows, moert_memory *found) {
@@ -119,7 +120,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     const moert_run *run = run_of(model);
     moert_memory found = measure_blocks(model, optimizer);
     size_t most = 0; /* the most rows of any layer */
-    found.activations = SUM(model->rope, run->bf16, run->ends) + head_of(run);
+    found.activations = SUM(model->rope[0], model->rope[1], run->bf16, run->ends) + head_of(run);
     found.activations += activations_of(run);
     found.scratch = scratch_of(run);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
@@ -291,7 +292,10 @@ static draw draw_run(moert_model_config *config) {
                                          "../family/gpt-oss",
                                          "../family/olmoe-clip-llama3",
                                          "../family/qwen2-moe-step2",
-                                         "../family/qwen3-dense-bias-yarn"};
+                                         "../family/qwen3-dense-bias-yarn",
+                                         "../family/axk1",
+                                         "../family/granitemoe-swa",
+                                         "../family/mellum"};
     static const char *const engines[] = {NULL, NULL, "staged"};
     const size_t model = DRAW(0, 0, 1, 1, 2, 3, 4, 5, 6, 7);
     draw d = {.model = models[model], .engine = engines[DRAW(0, 1, 2)], .ep = 1};

@@ -150,6 +150,27 @@ TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
     }
 }
 
+TEST(test_every_family_is_written_and_reads_back_equal) {
+    for (moert_family i = 0; i < moert_families; i++) {
+        moert_model_config first, second;
+        moert_model_config_start(&first, i);
+        first.vocabulary = 100;
+        first.hidden = 64;
+        first.layers = first.heads = 4;
+        first.kv_heads = first.latent.kv_rank > 0 ? 4 : 2;
+        first.head_size = 16;
+        first.rope.width = first.latent.kv_rank > 0 ? first.latent.rope : 8;
+        first.intermediate = first.dense_intermediate = 32;
+        first.router.experts = 32;
+        first.router.topk = 4;
+        for (size_t l = 0; l < first.first_dense; l++)
+            moert_layer_set_add(&first.dense_layers, l);
+        const char *text = text_of(&first);
+        ASSERT_OK(read_text(text, &second));
+        assert_string_equal(text_of(&second), text);
+    }
+}
+
 /* Checks that every outer key of `from` occurs in `in`. The line of an outer key begins with two
  * blanks and a quote. */
 static void assert_keys_within(const char *from, const char *in) {

@@ -47,7 +47,7 @@ static void normalise(const double *weight, size_t n, double *x) {
 }
 
 static void rotate(const moert_model_config *c, size_t position, double *x) {
-    const moert_rope_scheme scheme = moert_model_rope_scheme(c);
+    const moert_rope_scheme scheme = moert_model_rope_scheme(c, 0);
     const size_t pairs = scheme.width / 2;
     const double factor = moert_rope_attention_factor(&scheme);
     float frequency[MOST_WIDTH];
