@@ -19,7 +19,9 @@ static moert_status read_types(const char *path, const json_t *list, moert_model
         const char *type = json_string_value(json_array_get(list, l));
         if (type != NULL && strcmp(type, "sliding_attention") == 0)
             moert_layer_set_add(&config->windowed, l);
-        else if (type == NULL || strcmp(type, "full_attention") != 0)
+        else if (type == NULL ||
+                 (strcmp(type, "full_attention") != 0 &&
+                  (config->indexer.topk == 0 || strcmp(type, "indexed_attention") != 0)))
             return MOERT_FAIL(ERROR_UNSUPPORTED,
                               "%s: layer_types of layer %zu is '%.64s'; supported are "
                               "sliding_attention and full_attention",
@@ -84,6 +86,20 @@ static bool has_window(const moert_model_config *config, const window_pattern *p
     default:
         return true;
     }
+}
+
+/* Checks that each layer has a sparse indexer of its own. */
+static moert_status check_indexers(const char *path, const json_t *root) {
+    const json_t *list = moert_field_value(root, "indexer_types"), *type;
+    size_t l;
+    json_array_foreach(list, l, type) {
+        if (!json_is_string(type) || strcmp(json_string_value(type), "full") != 0)
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "%s: indexer_types of layer %zu is not full, the only one that is "
+                              "supported",
+                              path, l);
+    }
+    return MOERT_OK;
 }
 
 static moert_status read_windows(const char *path, const json_t *root, moert_model_config *config) {
@@ -164,5 +180,6 @@ static moert_status read_dense(const char *path, const json_t *root, moert_model
 moert_status moert_config_read_layers(const char *path, const json_t *root,
                                       moert_model_config *config) {
     MOERT_TRY(read_windows(path, root, config));
+    MOERT_TRY(check_indexers(path, root));
     return read_dense(path, root, config);
 }

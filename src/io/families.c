@@ -66,6 +66,8 @@ static const moert_tensor_names joined_corrected = {
 #define GRANITE_SHARED                                                                             \
     .shared = "shared_mlp", .shared_parts = {"input_linear", "input_linear", "output_linear"}
 #define GRANITE_SETTINGS .router = ROUTER(SOFTMAX_TOPK, false), SWIGLU
+#define SPARSE_INDEXER                                                                             \
+    "index_topk:2048 index_head_dim:128 mlp_layer_types? layer_types? rope_interleave!1 "
 #define POST             "post_"
 #define NORM             "_layernorm.weight"
 
@@ -141,7 +143,7 @@ static const moert_family_row rows[] = {
      "mlp_layer_types? first_k_dense_replace!1",
      .names = {SHARED}, .output_bias = true,
      .standard = {CORRECTED, .first_dense = 1}},
-    {"sarvam_mla", "SarvamMLAForCausalLM",
+    {"sarvam_mla", "DeepseekV3ForCausalLM",
      .keys = DEEPSEEK_V3
      "n_group~:1 topk_group?:1 q_lora_rank~ num_key_value_heads~:64 initializer_range:0.006 "
      "first_k_dense_replace?:1",
@@ -233,6 +235,27 @@ static const moert_family_row rows[] = {
                .experts = "block_sparse_moe.experts", JOINED, GRANITE_SHARED},
      .windows = MOERT_WINDOW_FOURTH, .output_bias = true,
      .standard = {GRANITE_SETTINGS, .sinks = true}},
+    {"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM",
+     .keys = EXPERTS
+     "intermediate_size=moe_intermediate_size moe_topk=num_experts_per_tok+ attention_bias:false "
+     "eod_token_id* head_dim? max_position_embeddings:2048 num_key_value_heads~ pad_token_id?:0 "
+     "rms_norm_eps:1e-5 rope_theta?:1e4 sep_token_id*",
+     .names = {.router = ROUTER_NAMES("mlp.gate.wg"), MLP_NAMES, .shared = "mlp.shared_mlp"},
+     .head_norms = {"self_attn.query" NORM, "self_attn.key" NORM}, .output_bias = true,
+     .standard = {.qk_norm = true, .qk_norm_last = true, .shared_experts = 1,
+                  .router = ROUTER(SOFTMAX, true), SWIGLU}},
+    {"deepseek_v32", "DeepseekV32ForCausalLM",
+     .keys = DEEPSEEK_V3 SPARSE_INDEXER "index_n_heads:64 max_position_embeddings:163840",
+     .names = {SHARED}, .output_bias = true,
+     .standard = {CORRECTED, .rope = {.interleaved = true}}},
+    {"glm_moe_dsa", "GlmMoeDsaForCausalLM",
+     .keys = DEEPSEEK_V3 SPARSE_INDEXER
+     "index_n_heads:32 indexer_types index_topk_freq!1 index_skip_topk_offset* q_lora_rank~:2048 "
+     "n_group~:1 topk_group?:1 "
+     "qk_nope_head_dim:192 v_head_dim?:256 num_key_value_heads~:64 max_position_embeddings:202752 "
+     "rms_norm_eps:1e-5",
+     .names = {SHARED}, .output_bias = true,
+     .standard = {CORRECTED, .rope = {.interleaved = true}}},
 };
 /* clang-format on */
 

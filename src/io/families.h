@@ -44,6 +44,7 @@ typedef struct moert_family_row {
      *   NAME               a key of model_fields.c; null is refused
      *   NAME?              null means the default
      *   NAME~              null means 0
+     *   NAME+              a number, or a list that has this number for each layer
      *   NAME:DEFAULT       the default of an absent key, in JSON
      *   NAME=KEY           the family's name for a key of model_fields.c
      *   NAME|NAME=KEY      several names, whose values must agree; the first name is written
@@ -58,7 +59,8 @@ typedef struct moert_family_row {
     /* names of a layer's norms, by moert_norm_place; all NULL: input_layernorm and
      * post_attention_layernorm before the sublayers */
     const char *norms[MOERT_NORMS];
-    bool sparse_result_norm; /* only MoE layers have the norm of the MLP's result */
+    const char *head_norms[2]; /* norms of q and k; NULL: self_attn.q_norm and k_norm */
+    bool sparse_result_norm;   /* only MoE layers have the norm of the MLP's result */
     moert_window_rule windows;
     bool rope_by_type;           /* rope_parameters has a scheme for each type of layer */
     bool full_unrotated;         /* beside layers with windows, others do not rotate */

@@ -24,6 +24,11 @@ typedef struct moert_latent_sizes {
     size_t nope, rope, value;
 } moert_latent_sizes;
 
+/* Sizes of a sparse indexer, which chooses `topk` keys for each query; topk 0: no indexer. */
+typedef struct moert_indexer_sizes {
+    size_t heads, head_size, topk;
+} moert_indexer_sizes;
+
 /* A set of layers of a model of at most MOERT_LAYERS_MOST layers. */
 enum { MOERT_LAYERS_MOST = 1024 };
 typedef struct moert_layer_set {
@@ -81,6 +86,7 @@ typedef struct moert_model_config {
     size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
     int32_t end_token; /* eos_token_id, or the first of a list; -1: none */
     int32_t pad_token; /* pad_token_id, whose row of the embedding gets no gradient; -1: none */
+    moert_indexer_sizes indexer;
     moert_latent_sizes latent;  /* sizes that replace kv_heads and head_size in latent attention */
     size_t intermediate;        /* I of one expert */
     size_t shared_intermediate; /* I of the shared expert, 0 = none */
@@ -97,6 +103,7 @@ typedef struct moert_model_config {
     moert_rope_scheme window_rope; /* of layers with a window; theta 0: `rope` */
     moert_layer_set unrotated;     /* layers without rotary positions */
     bool tied_embeddings, qk_norm;
+    bool qk_norm_last;            /* q and k are normalised after the rotation */
     bool qk_norm_whole;           /* q and k are normalised over all heads together, not over each
                                      head */
     bool attention_bias;          /* q, k and v have biases */
@@ -196,6 +203,8 @@ typedef enum moert_norm_place {
 } moert_norm_place;
 /* The name of a norm of layer `layer`; NULL if the layer has no such norm. */
 const char *moert_norm_name(const moert_model_config *config, size_t layer, moert_norm_place place);
+/* The name of the norm of q (k: of k). */
+const char *moert_head_norm_name(const moert_model_config *config, bool k);
 /* Whether all layers of a config have the same norms. */
 bool moert_norms_are_alike(const moert_model_config *config);
 

@@ -70,6 +70,9 @@ static const config_field fields[] = {
     KEY(SIZE, latent.nope, 1, "qk_nope_head_dim"),
     KEY(SIZE, latent.rope, 1, "qk_rope_head_dim"),
     KEY(SIZE, latent.value, 1, "v_head_dim"),
+    KEY(SIZE, indexer.heads, 1, "index_n_heads"),
+    KEY(SIZE, indexer.head_size, 1, "index_head_dim"),
+    KEY(SIZE, indexer.topk, 1, "index_topk"),
     KEY(FLOAT, clip_qkv, 1, "clip_qkv"),
     KEY(FLOAT, embedding_scale, 1, "embedding_multiplier"),
     KEY(FLOAT, residual_scale, 1, "residual_multiplier"),
@@ -85,7 +88,8 @@ static const config_field fields[] = {
     OTHER("hidden_act"), OTHER("rope_parameters"), OTHER("rope_scaling"),
     OTHER("quantization_config"), OTHER("layer_types"), OTHER("mlp_layer_types"),
     OTHER("mlp_only_layers"), OTHER("use_sliding_window"), OTHER("topk_method"),
-    OTHER("rotary_dim"), OTHER("layer_rope_theta"), OTHER("sliding_window_pattern"),
+    OTHER("rotary_dim"), OTHER("indexer_types"), OTHER("layer_rope_theta"),
+    OTHER("sliding_window_pattern"),
 };
 
 /* The keys of all families (moert_family_row.keys). */
@@ -117,6 +121,7 @@ typedef struct key_word {
     const char *names; /* one or more, separated by | or / */
     const config_field *field;
     char null;         /* '?' or '~'; 0: null is refused */
+    bool listed;       /* the value may be a list of equal numbers */
     char rule;         /* ':', '!' or '*', or 0 */
     const char *value; /* after the rule */
 } key_word;
@@ -147,6 +152,7 @@ static bool next_word(const char **at, key_word *word) {
     *at += length;
     word->rule = cut(word->text, ":!*", &word->value);
     word->null = cut(word->text, "?~", &unused);
+    word->listed = cut(word->text, "+", &unused) == '+';
     word->names = word->text;
     const bool renamed = cut(word->text, "=", &key) == '=';
     word->field = find_field(renamed ? key : word->names);
@@ -297,6 +303,24 @@ static moert_status find_value(const char *path, const json_t *root, const key_w
     return MOERT_OK;
 }
 
+/* *value = the number of a list with one number for each layer, which are all equal. */
+static moert_status take_first(const char *path, const char *key, size_t layers, json_t **value) {
+    json_t *list = *value, *other;
+    size_t i;
+    *value = json_array_get(list, 0);
+    if (json_array_size(list) != layers)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not a list of %zu layers (num_hidden_layers)",
+                          path, key, layers);
+    json_array_foreach(list, i, other) {
+        if (!json_equal(*value, other))
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "%s: %s of layer %zu differs from that of layer 0; moert needs one "
+                              "value for all layers",
+                              path, key, i);
+    }
+    return MOERT_OK;
+}
+
 static void read_default(const key_word *word, moert_model_config *config) {
     json_t *value = json_loads(word->value, JSON_DECODE_ANY, NULL);
     read_value("defaults", word->names, value, word->field, config);
@@ -308,6 +332,8 @@ static moert_status read_word(const char *path, const json_t *root, const key_wo
     char key[NAME_BYTES];
     json_t *value;
     MOERT_TRY(find_value(path, root, word, key, &value));
+    if (word->listed && json_is_array(value))
+        MOERT_TRY(take_first(path, key, config->layers, &value));
     if (value != NULL)
         return read_value(path, key, value, word->field, config);
     if (word->null == '~' && json_is_null(json_object_get(root, key)))

@@ -57,6 +57,12 @@ static moert_status check_sizes(const moert_model_config *config) {
 }
 
 moert_status moert_model_config_check_length(const moert_model_config *config, size_t length) {
+    if (config->indexer.topk > 0 && length > config->indexer.topk)
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "sequences of %zu tokens exceed the model's index_topk, %zu: moert attends "
+            "to all keys, as a sparse indexer does up to this length",
+            length, config->indexer.topk);
     if (length <= config->max_positions)
         return MOERT_OK;
     return MOERT_FAIL(ERROR_USAGE,

@@ -27,6 +27,12 @@ const char *moert_norm_name(const moert_model_config *config, size_t layer,
     return (all ? usual : row->norms)[place];
 }
 
+const char *moert_head_norm_name(const moert_model_config *config, bool k) {
+    static const char *const usual[] = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"};
+    const moert_family_row *row = moert_family_of(config->family);
+    return row->head_norms[0] != NULL ? row->head_norms[k] : usual[k];
+}
+
 bool moert_norms_are_alike(const moert_model_config *config) {
     return !moert_family_of(config->family)->sparse_result_norm ||
            !moert_layer_set_any(&config->dense_layers);

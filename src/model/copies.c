@@ -67,8 +67,10 @@ size_t moert_copies_of_attention(const moert_model_sizes *s, size_t times) {
     const moert_model_parameter *p = s->attention->parameter;
     size_t bytes = 0;
     for (size_t i = 0; i < s->attention->parameters && s->tokens > 0; i++)
-        bytes += prepacked_bytes(s->device, p[i].rows, p[i].columns, MOERT_PANELS_FORWARD,
-                                 moert_operand_type(s->config->dense), times);
+        bytes += p[i].is_fixed
+                     ? 0
+                     : prepacked_bytes(s->device, p[i].rows, p[i].columns, MOERT_PANELS_FORWARD,
+                                       moert_operand_type(s->config->dense), times);
     return bytes;
 }
 

@@ -53,10 +53,10 @@ static moert_dtype operands_of(const moert_model_config *c, const moert_device *
 
 static void describe_group(const moert_model_config *c, const moert_device *device, size_t index,
                            const head_group *g, moert_attention_shape *shape) {
-    static const char *const names[GROUPS][3] = {
-        {"self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.q_norm.weight"},
-        {"self_attn.k_proj.weight", "self_attn.k_proj.bias", "self_attn.k_norm.weight"},
-        {"self_attn.v_proj.weight", "self_attn.v_proj.bias", NULL}};
+    static const char *const names[GROUPS][2] = {
+        {"self_attn.q_proj.weight", "self_attn.q_proj.bias"},
+        {"self_attn.k_proj.weight", "self_attn.k_proj.bias"},
+        {"self_attn.v_proj.weight", "self_attn.v_proj.bias"}};
     const size_t width = g->count * c->head_size;
     moert_model_parameter *p = shape->parameter;
     p[g->weight] = (moert_model_parameter){names[index][0], width, c->hidden, .is_bias = false};
@@ -68,7 +68,7 @@ static void describe_group(const moert_model_config *c, const moert_device *devi
     shape->rounded_y = moert_max(shape->rounded_y, width);
     if (g->norm == 0)
         return;
-    p[g->norm] = (moert_model_parameter){names[index][2], norm_width(c, g), 0,
+    p[g->norm] = (moert_model_parameter){moert_head_norm_name(c, index == 1), norm_width(c, g), 0,
                                          .initial = MOERT_INITIAL_ONES};
     shape->kept[KEPT_RAW + index].width = width;
     shape->kept[KEPT_Q_RSTD + index].width = shape->norm[index].rows = norm_rows(c, g);
@@ -111,7 +111,13 @@ static moert_rotation rotation_of(const moert_run *run, const moert_run_layer *l
 
 /* Whether the norm of q or k also rotates. */
 static bool norm_rotates(const moert_model_config *c, const head_group *g) {
-    return g->norm != 0 && g->rotates && !c->qk_norm_whole && !(c->clip_qkv > 0.0f);
+    return g->norm != 0 && g->rotates && !c->qk_norm_last && !c->qk_norm_whole &&
+           !(c->clip_qkv > 0.0f);
+}
+
+/* Whether q or k is rotated before its norm. */
+static bool rotates_first(const moert_model_config *c, const head_group *g) {
+    return g->norm != 0 && g->rotates && c->qk_norm_last;
 }
 
 static moert_attention attention_of(const moert_run *run, const moert_run_layer *layer) {
@@ -155,7 +161,7 @@ static group_rows list_rows(const moert_run *run, const moert_run_layer *layer, 
                     .rounds =
                         run->model->attention.kept[KEPT_READ + index].type == MOERT_DTYPE_BF16,
                     .clips = c->clip_qkv > 0.0f,
-                    .rotates = g->rotates && !norm_rotates(c, g)};
+                    .rotates = g->rotates && !norm_rotates(c, g) && !rotates_first(c, g)};
     r.floats = r.rounds ? run->scratch[D_Q + index] : r.read;
     r.unclipped = r.clips ? kept[KEPT_CLIPPED + index] : r.floats;
     return r;
@@ -175,6 +181,10 @@ static moert_status begin_group(moert_run *run, moert_run_layer *layer, size_t i
                                   .rows = last ? r->read : r->unclipped,
                                   .floats = r->floats});
     MOERT_TRY(moert_model_project(run, layer, g->weight, x, r->raw));
+    if (rotates_first(c, g)) {
+        const moert_rotation rotation = rotation_of(run, layer, g);
+        MOERT_TRY(moert_rope(&rotation, run->batch.tokens, c->head_size, false, r->raw));
+    }
     return moert_norm_run(&(moert_norm){
         .rows = run->batch.tokens * norm_rows(c, g),
         .width = norm_width(c, g),
@@ -227,26 +237,32 @@ static moert_status norm_backward(moert_run *run, moert_run_layer *layer, size_t
     const moert_dtype type = moert_model_type(run->model);
     const size_t tokens = run->batch.tokens, width = g->count * c->head_size;
     const moert_rotation rotation = rotation_of(run, layer, g);
-    if (g->rotates && !norm_rotates(c, g))
+    if (g->rotates && !norm_rotates(c, g) && !rotates_first(c, g))
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, d));
     if (c->clip_qkv > 0.0f)
         MOERT_TRY(moert_clip_backward(tokens * width, c->clip_qkv,
                                       layer->activations->kept[KEPT_CLIPPED + index], d));
     if (g->norm == 0)
         return moert_model_operand(run, width, d, MOERT_SCRATCH_ROUNDED_Y, operand);
-    MOERT_TRY(
-        moert_operand_buffer(run->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, d, operand));
+    const bool first = rotates_first(c, g), plain = first || type == MOERT_DTYPE_F32;
+    if (!first)
+        MOERT_TRY(moert_operand_buffer(run->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, d,
+                                       operand));
     const moert_norm_gradient own = {
         .rows = tokens * norm_rows(c, g),
         .width = norm_width(c, g),
         .x = layer->activations->kept[KEPT_RAW + index],
         .rstd = layer->activations->kept[KEPT_Q_RSTD + index],
         .dy = d,
-        .dx = type == MOERT_DTYPE_F32 ? d : NULL,
-        .bf16 = type == MOERT_DTYPE_F32 ? NULL : *operand,
+        .dx = plain ? d : NULL,
+        .bf16 = plain ? NULL : *operand,
         .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}};
-    return moert_model_norm_backward(run, layer->of->attention, MOERT_ATTENTION_FIRST + g->norm,
-                                     &own);
+    MOERT_TRY(moert_model_norm_backward(run, layer->of->attention, MOERT_ATTENTION_FIRST + g->norm,
+                                        &own));
+    if (!first)
+        return MOERT_OK;
+    MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, d));
+    return moert_model_operand(run, width, d, MOERT_SCRATCH_ROUNDED_Y, operand);
 }
 
 /* Backward of q, k or v. The backward of q overwrites dx; the backwards of k and v add to dx. */

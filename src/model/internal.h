@@ -26,7 +26,8 @@ typedef struct moert_model_parameter {
     const char *suffix; /* the name after "model.layers.N." */
     size_t rows, columns;
     moert_initial initial;
-    bool is_bias; /* this is the bias of the preceding parameter */
+    bool is_bias;  /* this is the bias of the preceding parameter */
+    bool is_fixed; /* the model keeps the tensor as it is, and does not compute with it */
 } moert_model_parameter;
 
 /* A buffer [T,width]. */

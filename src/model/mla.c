@@ -28,6 +28,11 @@ enum {
     KV_B,
     O,
     O_BIAS,
+    INDEX_Q, /* the sparse indexer, which only the files have */
+    INDEX_K,
+    INDEX_NORM,
+    INDEX_NORM_BIAS,
+    INDEX_WEIGHTS,
     PARAMETERS
 };
 enum {
@@ -79,6 +84,21 @@ static void describe_parameters(const moert_model_config *c, moert_model_paramet
                                         .initial = MOERT_INITIAL_ZEROS, .is_bias = true};
 }
 
+static void describe_indexer(const moert_model_config *c, moert_model_parameter *p) {
+    const moert_indexer_sizes *s = &c->indexer;
+    const size_t heads = s->topk > 0 ? s->heads : 0, size = s->topk > 0 ? s->head_size : 0;
+    p[INDEX_Q] = (moert_model_parameter){"self_attn.indexer.wq_b.weight", heads * size,
+                                         c->latent.q_rank, .is_fixed = true};
+    p[INDEX_K] =
+        (moert_model_parameter){"self_attn.indexer.wk.weight", size, c->hidden, .is_fixed = true};
+    p[INDEX_NORM] = (moert_model_parameter){"self_attn.indexer.k_norm.weight", size, 0,
+                                            .initial = MOERT_INITIAL_ONES, .is_fixed = true};
+    p[INDEX_NORM_BIAS] = (moert_model_parameter){"self_attn.indexer.k_norm.bias", size, 0,
+                                                 .initial = MOERT_INITIAL_ZEROS, .is_fixed = true};
+    p[INDEX_WEIGHTS] = (moert_model_parameter){"self_attn.indexer.weights_proj.weight", heads,
+                                               c->hidden, .is_fixed = true};
+}
+
 /* The dtype of q, k, v and dout. */
 static moert_dtype operands_of(const moert_model_config *c, const moert_device *device) {
     return moert_attention_operands(device,
@@ -97,6 +117,7 @@ static void describe(const moert_model_config *c, const moert_device *device,
     moert_model_rows *kept = shape->kept, *scratch = shape->scratch;
     shape->parameters = PARAMETERS;
     describe_parameters(c, shape->parameter);
+    describe_indexer(c, shape->parameter);
     kept[KEPT_Q_RAW].width = s->q_rank;
     kept[KEPT_Q_RSTD].width = direct ? 0 : 1;
     kept[KEPT_Q_NORMED] = (moert_model_rows){s->q_rank, type};

@@ -33,6 +33,7 @@ static void add_whole(moert_model *model, moert_block *block, size_t index, cons
         add(model, p->columns > 0 ? 2 : 1, p->rows, moert_max(p->columns, 1));
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
     tensor->initial = p->initial;
+    tensor->is_fixed = p->is_fixed;
     tensor->block = block;
     tensor->offset = block->tensor[index].offset;
 }
