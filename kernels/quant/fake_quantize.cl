@@ -17,8 +17,8 @@
  *
  * With ROUNDING 3, the random bits of an element of group g are byte column % 16 of Philox4x32-10
  * with key seed and counter (stream, (row + first) * ceil(N/16) + column / 16). The words
- * draws[args.draws_at + 2 g] are (stream - args.stream, first); the sum row + first has 32 bits;
- * `down` takes stream + 1.
+ * draws[args.draws_at + 2 g] are (stream - args.stream, first) or, without draws, (2 g, minus the
+ * group's first row); the sum row + first has 32 bits; `down` takes stream + 1.
  *
  * Required: BLOCK, ELEMENT, E4M3, ELEMENT_BITS, SCALE (0 powers of two, 1 with 4 significant bits),
  * LARGEST and LARGEST_EXPONENT, for 4-bit elements ROUNDING (1 to nearest, 3 stochastic) and RULE
@@ -236,9 +236,9 @@ void fake_quantize(global const uint *ends, global const void *x, global const u
     if (t.p.rows == 0)
         return;
 #if RANDOM
-    const uint draw = args.draws_at + 2 * t.p.group;
-    t.stream = draws[draw] + args.stream;
-    t.first_row = draws[draw + 1];
+    const uint g = t.p.group, draw = args.draws_at + 2 * g;
+    t.stream = (draws != 0 ? draws[draw] : 2 * g) + args.stream;
+    t.first_row = draws != 0 ? draws[draw + 1] : g > 0 ? 0u - ends[g - 1] : 0u;
 #endif
     round_block(&t, row_group[row_group_index()], peaks);
 }

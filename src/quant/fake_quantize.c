@@ -19,7 +19,7 @@ static moert_status check_how(const moert_fake_quantize *op) {
             "%u of %s",
             (unsigned)how->rounding, (unsigned)how->nvfp4_rule, (int)how->hadamard,
             (unsigned)how->axis, moert_format_name(how->format));
-    return stochastic
+    return stochastic && op->draws != NULL
                ? moert_check_buffer("draws", op->draws, 1, op->draws_at + 2 * op->groups.count,
                                     op->draws_at + 2 * op->groups.count, 4)
                : MOERT_OK;

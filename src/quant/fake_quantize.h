@@ -34,7 +34,8 @@ typedef struct moert_fake_quantize {
     size_t x_stride;
     /* STOCHASTIC: at word `draws_at`, uint32 [groups, 2]: (first stream, first row). Rows of a
      * group draw as the rows row + first row (modulo 2^32) of the stream first stream + `stream`;
-     * `down` draws from the next stream */
+     * `down` draws from the next stream. NULL: rows of group g draw as the rows of the stream
+     * `stream` + 2 g, counted from the group's first row */
     const moert_buffer *draws;
     size_t draws_at;
     uint32_t stream;

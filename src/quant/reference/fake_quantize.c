@@ -1,6 +1,7 @@
 /* Fake quantization of the reference backend, block by block (quant/fake_quantize.h). */
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -74,7 +75,9 @@ static uint32_t encode(const job *j, const block *b, bool down, float scaled, si
     if (how->rounding != MOERT_ROUNDING_STOCHASTIC)
         return moert_dtype_encode(moert_format_element(how->format), scaled);
     const size_t vectors = moert_ceil_div(j->op->columns, 16);
-    const uint32_t *draw = &j->draws[j->op->draws_at + 2 * b->group];
+    uint32_t draw[] = {2 * (uint32_t)b->group, b->group > 0 ? 0u - j->ends[b->group - 1] : 0u};
+    if (j->draws != NULL)
+        memcpy(draw, &j->draws[j->op->draws_at + 2 * b->group], sizeof draw);
     const uint32_t stream = draw[0] + j->op->stream + (down && how->axis != MOERT_AXIS_TILE),
                    drawn = (uint32_t)row + draw[1];
     const moert_random random =

@@ -153,6 +153,36 @@ TEST(test_stochastic_rounding_draws_by_stream_row_and_column) {
     }
 }
 
+/* Without `draws`, group g draws from stream STREAM + 2 g, by rows counted from its first row. */
+TEST(test_groups_without_draws_count_streams_and_rows) {
+    form f = form_of(MOERT_FORMAT_NVFP4, 2);
+    f.rounding = MOERT_ROUNDING_STOCHASTIC;
+    const size_t bytes = ROWS * f.columns * sizeof(uint16_t);
+    uint32_t words[3 * GROUPS];
+    moert_fake_quantize op = op_of(&f, hostile_rows(ROWS, f.stride, f.type, 6.0f));
+    memcpy(words, ends, sizeof ends);
+    for (uint32_t g = 0; g < GROUPS; g++) {
+        words[GROUPS + 2 * g] = 2 * g;
+        words[GROUPS + 2 * g + 1] = g > 0 ? 0u - ends[g - 1] : 0u;
+    }
+    op.draws = upload(words, sizeof words);
+    op.along = unset_bytes(bytes);
+    op.down = unset_bytes(bytes);
+    ASSERT_OK(moert_fake_quantize_run(&op));
+    const void *along = download(op.along, bytes), *down = download(op.down, bytes);
+    op.draws = NULL;
+    for (size_t b = 0; b < BACKENDS; b++) {
+        set_variable("MOERT_BACKEND", backends[b]);
+        ASSERT_OK(moert_buffer_clear(op.along, 0, bytes));
+        ASSERT_OK(moert_buffer_clear(op.down, 0, bytes));
+        ASSERT_OK(moert_fake_quantize_run(&op));
+        const size_t used = ends[GROUPS - 1] * f.columns * sizeof(uint16_t);
+        assert_same_bytes(backends[b], "along", download(op.along, bytes), along, used);
+        assert_same_bytes(backends[b], "down", download(op.down, bytes), down, used);
+    }
+    set_variable("MOERT_BACKEND", NULL);
+}
+
 /* Rows are small integers, so that the sums of a rotation are exact. */
 TEST(test_only_whole_blocks_of_rows_are_rotated) {
     for (size_t i = 0; i < 2 * MOERT_COUNT(columns); i++) {
