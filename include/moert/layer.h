@@ -91,8 +91,9 @@ typedef struct moert_batch {
     const moert_buffer *bf16; /* NULL, or [T,H] a copy of the float32 x rounded to bf16, which a
                                  bf16 dispatch then reads */
     /* The seed of stochastic rounding, the same on all ranks. The random bits of an element depend
-     * on this seed, the expert, the row among the expert's rows on all ranks, and the column, so
-     * give each batch another seed. */
+     * on this seed, the expert, the row among the expert's rows on all ranks, and the column; in a
+     * shared expert on the sequence's global index and the row in the sequence. So give each batch
+     * another seed. */
     uint64_t draws;
     bool bf16_operands; /* the same on all ranks: a layer with a recipe rounds all operands of this
                            batch's GEMMs to bf16 instead, as for MOERT_PRECISION_BF16 */
@@ -117,7 +118,8 @@ typedef struct moert_layer_options {
     moert_precision precision; /* precision of the experts' GEMMs. The router's operands stay
                                   float32. On Hopper GPUs, unless `precision` is F32, the router
                                   splits each operand into a sum of bf16 values */
-    moert_precision dense;     /* precision of the shared expert's GEMMs: F32 or BF16 */
+    moert_precision dense;     /* precision of the shared expert's GEMMs: F32 or BF16. A recipe in
+                                  `precision` rounds their operands instead */
     moert_dispatch dispatch;
     moert_combine combine;
     bool external_routing;  /* the layer has no router: each batch brings the experts (index) and

@@ -1,9 +1,11 @@
 /*
- * Training precisions: how the operands of the experts' three GEMMs are rounded.
+ * Training precisions: how the operands of the experts' three GEMMs are rounded. A recipe rounds
+ * those of a shared expert in the same way; F32 and BF16 do not concern the shared expert.
  *
  *   forward   y  = q(x) q(weight)^T            blocks along K, the reduction
  *   dgrad     dx = q(dy) q(weight)             blocks along N
- *   wgrad     dW = q(wgrad_dy)^T q(wgrad_x)    blocks of consecutive rows of an expert
+ *   wgrad     dW = q(wgrad_dy)^T q(wgrad_x)    blocks of consecutive rows of an expert; of a
+ *                                              sequence in a shared expert
  *
  * Weights, gradients and the optimizer stay float32, and GEMMs accumulate in float32. Every
  * rounding q reads the unrounded matrix.
@@ -61,7 +63,7 @@ enum {
                                         that the mean is right (moert_batch.draws) */
     MOERT_ROUND_HADAMARD = 0x400 /* wgrad_x and wgrad_dy together, NVFP4: whole blocks are rotated
                                         first, which leaves their product as it is. A last block of
-                                        fewer than 16 rows of an expert is not rotated */
+                                        fewer than 16 rows is not rotated */
 };
 #define MOERT_ROUND_TO(format) (1u + (unsigned)(format))
 

@@ -116,6 +116,7 @@ void moert_block_destroy(moert_block *block) {
         return;
     for (size_t i = 0; i < block->count; i++) {
         moert_weight_cache_free(&block->tensor[i].cache);
+        moert_rounded_free(&block->tensor[i].rounded);
         MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient,
                       block->tensor[i].bound_gradient);
     }
@@ -124,8 +125,10 @@ void moert_block_destroy(moert_block *block) {
 }
 
 void moert_block_weights_changed(moert_block *block) {
-    for (size_t i = 0; i < block->count; i++)
+    for (size_t i = 0; i < block->count; i++) {
         moert_weight_cache_changed(&block->tensor[i].cache);
+        block->tensor[i].is_rounded = false;
+    }
 }
 
 void moert_block_repeat(moert_block *block, bool repeats) {
@@ -209,17 +212,36 @@ size_t moert_block_partial_floats(const moert_device *device, size_t sequences, 
                                                   gradient of the bias */
 }
 
+/* The wgrad of a GEMM over the sequences of a batch. */
+static moert_gemm gradient_of(const moert_batch *batch, const moert_gemm *gemm) {
+    moert_gemm wgrad = *gemm;
+    wgrad.groups =
+        (moert_row_groups){.ends = batch->ends, .count = batch->sequences, .rows = batch->tokens};
+    wgrad.y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
+    wgrad.epilogue.addend = MOERT_ADDEND_NONE;
+    moert_gemm_set(&wgrad, MOERT_GEMM_WGRAD, moert_gemm_type(gemm));
+    return wgrad;
+}
+
+moert_status moert_block_bias_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
+                                       const moert_gemm *gemm, moert_buffer **scratch) {
+    moert_gemm sum = gradient_of(batch, gemm);
+    if (batch->sequences == 0)
+        return MOERT_OK;
+    MOERT_TRY(
+        moert_buffer_reserve(block->device, batch->sequences * gemm->n * sizeof(float), scratch));
+    sum.bias = *scratch;
+    sum.kind = MOERT_GEMM_BIAS_GRAD;
+    MOERT_TRY(moert_gemm_run(&sum));
+    return moert_block_collect(block, tensor, batch, 0, gemm->n, *scratch);
+}
+
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch) {
     if (batch->sequences == 0)
         return MOERT_OK;
     const size_t rows = partial_rows(block->device, batch->sequences, gemm->n, gemm->k);
-    moert_gemm part = *gemm;
-    part.groups =
-        (moert_row_groups){.ends = batch->ends, .count = batch->sequences, .rows = batch->tokens};
-    part.y.stride = gemm->y.stride > 0 ? gemm->y.stride : gemm->n;
-    part.epilogue.addend = MOERT_ADDEND_NONE;
-    moert_gemm_set(&part, MOERT_GEMM_WGRAD, moert_gemm_type(gemm));
+    moert_gemm part = gradient_of(batch, gemm);
     const size_t floats =
         moert_block_partial_floats(block->device, batch->sequences, gemm->n, gemm->k);
     MOERT_TRY(moert_buffer_reserve(block->device, floats * sizeof(float), scratch));
@@ -231,14 +253,8 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         MOERT_TRY(
             moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
     }
-    if (gemm->bias == NULL)
-        return MOERT_OK;
-    part.n = gemm->n;
-    part.y.first = gemm->y.first;
-    part.bias = *scratch;
-    part.kind = MOERT_GEMM_BIAS_GRAD;
-    MOERT_TRY(moert_gemm_run(&part));
-    return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
+    return gemm->bias != NULL ? moert_block_bias_gradient(block, tensor + 1, batch, gemm, scratch)
+                              : MOERT_OK;
 }
 
 size_t moert_block_shard(const moert_block *block, size_t *first) {

@@ -27,6 +27,7 @@
 #include "device/elements.h"
 #include "exchange/peers.h"
 #include "gemm/gemm.h"
+#include "layer/rounded.h"
 #include "moert/device.h"
 #include "moert/layer.h"
 #include "nn/nn.h"
@@ -51,6 +52,8 @@ typedef struct moert_block_tensor {
     bool bound_weight;               /* the weight is in a buffer of the caller (bind.c) */
     moert_buffer *bound_gradient;    /* a view of the caller's buffer, or NULL */
     moert_weight_cache cache;        /* the weight's panels */
+    moert_rounded rounded;           /* copies that a recipe rounds (layer/dense_rounding.h) */
+    bool is_rounded;                 /* `rounded` is that of the current weight */
 } moert_block_tensor;
 
 /* Float32 gradient buffers that blocks with bf16 gradients use while they are open
@@ -134,7 +137,7 @@ moert_status moert_block_bind(moert_block *block, size_t tensor, const moert_buf
 moert_status moert_block_take_bound(const moert_block *block);
 moert_status moert_block_give_bound(const moert_block *block);
 
-/* Marks prepacked weights as stale. Call it after writing to the weights. */
+/* Marks prepacked and rounded weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
 /* With `repeats`, later GEMMs with the block's weights are repetitions of earlier GEMMs, so they
@@ -170,6 +173,9 @@ moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch);
+/* Collects the gradient of a bias, tensor `tensor`: sums over the rows of y. */
+moert_status moert_block_bias_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
+                                       const moert_gemm *gemm, moert_buffer **scratch);
 /* The most bytes of gradients per sequence to compute at once; one row of the weight is always
  * allowed. With device == NULL: the value for CPUs. */
 size_t moert_block_partial_bytes(const moert_device *device);

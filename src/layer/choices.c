@@ -107,6 +107,7 @@ moert_layer_choices moert_layer_choose(const moert_layer_options *o, const moert
         .back = hop_of(back_bf16 ? MOERT_DISPATCH_BF16 : MOERT_DISPATCH_F32, h),
         .biases = biased,
         .operand = operand,
+        .shared = quantizes ? operand : moert_operand_type(o->dense),
         .received = o->dispatch == MOERT_DISPATCH_BF16 && !biased ? operand : f32,
         .v = moert_operand_between(device, biased ? f32 : operand, experts, h, i),
         .h = operand,

@@ -44,6 +44,8 @@ typedef struct moert_layer_choices {
                              before or after the GEMMs needs all rows */
     bool biases;          /* both projections of the experts have biases */
     moert_dtype operand;  /* dtype of the operands of the experts' GEMMs */
+    moert_dtype shared;   /* dtype of the operands of the shared expert's GEMMs; a recipe rounds
+                             them as it rounds those of the experts */
     moert_dtype received; /* x and dy as the GEMMs get them: BF16 if the GEMMs read the window */
     moert_dtype v, h, dv; /* dtype of v[M,2I] and dh[M,I], of h[M,I], and of dv[M,2I] */
     bool quantizes;       /* operands are rounded by `recipe` */

@@ -4,7 +4,8 @@
  *   v = x W1^T,  h = glu(v),  y = h W2^T
  *
  * W1 [2I,H], gates before ups, is tensor `first` of a replicated block, W2 [H,I] the next one. The
- * caller keeps v and h for the backward. Calls enqueue and return; they are not collective.
+ * caller keeps v and h for the backward. A recipe rounds the operands of all six GEMMs. Calls
+ * enqueue and return; they are not collective.
  */
 #pragma once
 
@@ -15,13 +16,14 @@ typedef struct moert_dense_glu {
     moert_mesh *mesh;
     moert_block *block;
     size_t first;
-    size_t hidden, width;     /* H, I */
-    moert_glu_form form;      /* `interleaved` is ignored */
-    moert_dtype type;         /* dtype of the operands */
-    const moert_buffer *x;    /* [T,H], float32 */
-    moert_buffer *v, *h;      /* v [T,2I] in the dtype of moert_glu_between, h [T,I] in `type` */
-    const moert_buffer *prob; /* [T] factors of the rows of h, or NULL */
-    moert_buffer *dprob;      /* [T] backward: the gradient of prob, or NULL */
+    size_t hidden, width;       /* H, I */
+    moert_glu_form form;        /* `interleaved` is ignored */
+    moert_dtype type;           /* dtype of the operands; BF16 with a recipe */
+    const moert_recipe *recipe; /* rounds the operands (layer/dense_rounding.h), or NULL */
+    const moert_buffer *x;      /* [T,H], float32 */
+    moert_buffer *v, *h;        /* v [T,2I] in the dtype of moert_glu_between, h [T,I] in `type` */
+    const moert_buffer *prob;   /* [T] factors of the rows of h, or NULL */
+    moert_buffer *dprob;        /* [T] backward: the gradient of prob, or NULL */
     moert_batch batch;
     bool drop_v; /* v is not needed after the activation */
 } moert_dense_glu;

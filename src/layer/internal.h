@@ -8,7 +8,6 @@
 #include "layer/probe.h"
 #include "layer/sizes.h"
 #include "nn/bias.h"
-#include "quant/fp8_operands.h"
 #include "router/router.h"
 
 /* Indices of a layer's blocks, and of the tensors in each block (in the order of
@@ -24,17 +23,6 @@ enum {
     DENSE_TENSORS
 };
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
-
-/* The quantized copies of an expert block's weight, for precisions with scales per block. The copy
- * for forward has blocks along K, the copy for dgrad along N. A copy is prepacked, or float32 where
- * prepacking gains nothing. For GEMMs of FP8 operands, the copies for forward and dgrad are instead
- * payloads and scales (layer/fp8.h), which `quantized` describes. */
-typedef struct moert_rounded {
-    moert_panels *panels[MOERT_PANELS_USES];
-    moert_buffer *weight[MOERT_PANELS_USES];
-    moert_fp8_operand fp8[2];
-    moert_quantized quantized[2];
-} moert_rounded;
 
 /* The passes of a layer, or of several layers that share the list. A later pass reuses the memory
  * of a pass that is not in use. */
@@ -55,8 +43,8 @@ struct moert_layer {
     size_t first_expert, local_experts; /* first expert of this rank in the contiguous placement;
                                            number of expert slots of this rank (L) */
     moert_block *block[BLOCKS];
-    moert_rounded rounded[BLOCKS];
-    bool weights_changed; /* the weights changed since `rounded` was computed */
+    moert_rounded rounded[BLOCKS]; /* of the experts' weights */
+    bool weights_changed;          /* the weights changed since `rounded` was computed */
     clones_state clones;
     moert_probe *probe; /* NULL: none */
 

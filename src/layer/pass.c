@@ -134,13 +134,15 @@ bool moert_pass_drops_v(const moert_pass *pass) {
 moert_dense_glu moert_pass_shared_expert(const moert_pass *pass) {
     const moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
+    const bool rounds = layer->choices.quantizes && !pass->batch.bf16_operands;
     return (moert_dense_glu){.mesh = layer->mesh,
                              .block = layer->block[BLOCK_DENSE],
                              .first = DENSE_SHARED_W1,
                              .hidden = o->hidden,
                              .width = o->shared_intermediate,
                              .form = o->glu,
-                             .type = moert_operand_type(o->dense),
+                             .type = layer->choices.shared,
+                             .recipe = rounds ? &layer->choices.recipe : NULL,
                              .x = pass->input,
                              .v = pass->shared_v,
                              .h = pass->shared_h,

@@ -22,17 +22,6 @@ static uint32_t rounding_of(const moert_recipe *r, moert_gemm_kind kind, bool y)
     return y ? r->dy : r->x;
 }
 
-static moert_quantizer quantizer_of(uint32_t rounding, uint64_t seed) {
-    moert_quantizer how = MOERT_QUANTIZER_INIT;
-    how.format = (moert_format)((rounding & MOERT_ROUND_FORMAT) - 1);
-    how.axis = rounding & MOERT_ROUND_TILES ? MOERT_AXIS_TILE : MOERT_AXIS_ROW;
-    how.rounding =
-        rounding & MOERT_ROUND_STOCHASTIC ? MOERT_ROUNDING_STOCHASTIC : MOERT_ROUNDING_NEAREST;
-    how.hadamard = (rounding & MOERT_ROUND_HADAMARD) != 0;
-    how.seed = seed;
-    return how;
-}
-
 /* ---- weights ---- */
 
 void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCHES]) {
@@ -46,61 +35,24 @@ void moert_round_scratch(const moert_layer_sizes *s, size_t floats[MOERT_SCRATCH
                            moert_operand_floats(c->operand, experts * 2 * i * h));
 }
 
-/* Makes the copy of a rounded weight `values`, bf16 [L,N,K], for one use: prepacks it or, where
- * that gains nothing, converts it to float32. */
-static moert_status make_copy(moert_mesh *mesh, moert_rounded *rounded, moert_panels_use use,
-                              size_t n, const moert_buffer *values) {
-    if (rounded->panels[use] != NULL)
-        return moert_panels_fill_as(rounded->panels[use], values, MOERT_DTYPE_BF16);
-    MOERT_TRY(moert_buffer_reserve(mesh->device, n * sizeof(float), &rounded->weight[use]));
-    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_BF16, MOERT_DTYPE_F32, n,
-                                        values, rounded->weight[use]});
-}
-
-/* Rounds a weight for forward and dgrad. If both copies are bf16 in the weight's order, the weight
- * is read once. */
-static moert_status make_copies(moert_mesh *mesh, moert_rounded *rounded,
-                                const moert_panels_use use[2], moert_fake_quantize *op) {
-    const size_t n = op->groups.rows * op->columns;
-    moert_buffer *values;
-    op->along = moert_panels_values(rounded->panels[use[0]]);
-    op->down = moert_panels_values(rounded->panels[use[1]]);
-    if (op->along != NULL && op->down != NULL)
-        return moert_fake_quantize_run(op);
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE,
-                                 moert_operand_floats(MOERT_DTYPE_BF16, n), &values));
-    for (size_t i = 0; i < 2; i++) {
-        op->along = i == 0 ? values : NULL;
-        op->down = i == 0 ? NULL : values;
-        if (i == 0 ||
-            op->how.axis != MOERT_AXIS_TILE) /* both copies of tiles have the same values */
-            MOERT_TRY(moert_fake_quantize_run(op));
-        MOERT_TRY(make_copy(mesh, rounded, use[i], n, values));
-    }
-    return MOERT_OK;
-}
-
 static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
     const size_t experts = layer->local_experts;
     const moert_gemm forward = {
         .glu = {.gated = block == BLOCK_EXPERT_IN ? MOERT_GATED : MOERT_UNGATED,
                 .form = layer->options.glu}};
-    const moert_panels_use use[2] = {moert_panels_use_of(&forward), MOERT_PANELS_DGRAD};
-    moert_rounded *rounded = &layer->rounded[block];
     moert_mesh *mesh = layer->mesh;
     moert_buffer *ends;
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_ENDS, experts, &ends));
     MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
-    for (size_t i = 0; i < MOERT_COUNT(use); i++) {
-        const moert_panels_shape shape = {experts, n, k, use[i], layer->choices.operand};
-        if (rounded->panels[use[i]] == NULL)
-            MOERT_TRY(moert_panels_create(mesh->device, &shape, &rounded->panels[use[i]]));
-    }
-    moert_fake_quantize op = {.how = quantizer_of(layer->choices.recipe.weight, 0),
-                              .groups = {ends, experts, experts * n},
-                              .columns = k,
-                              .x = layer->block[block]->tensor[EXPERT_WEIGHT].weight};
-    return make_copies(mesh, rounded, use, &op);
+    return moert_rounded_fill(
+        &layer->rounded[block],
+        &(moert_rounded_source){
+            .device = mesh->device,
+            .shape = {experts, n, k, moert_panels_use_of(&forward), layer->choices.operand},
+            .rounding = layer->choices.recipe.weight,
+            .weight = layer->block[block]->tensor[EXPERT_WEIGHT].weight,
+            .ends = ends,
+            .scratch = &mesh->scratch[MOERT_SCRATCH_WIRE]});
 }
 
 /* Rounds the weights again if they have changed. */
@@ -119,10 +71,7 @@ static moert_status refresh_weights(moert_layer *layer, bool fp8) {
 void moert_round_free(moert_layer *layer) {
     for (int i = 0; i < BLOCKS; i++) {
         moert_fp8_free(&layer->rounded[i]);
-        for (size_t use = 0; use < MOERT_PANELS_USES; use++) {
-            moert_panels_destroy(layer->rounded[i].panels[use]);
-            moert_buffer_destroy(layer->rounded[i].weight[use]);
-        }
+        moert_rounded_free(&layer->rounded[i]);
     }
     memset(layer->rounded, 0, sizeof layer->rounded);
     layer->weights_changed = true;
@@ -130,8 +79,6 @@ void moert_round_free(moert_layer *layer) {
 
 moert_status moert_round_take_weight(const moert_pass *pass, int block, moert_gemm *gemm) {
     moert_layer *layer = pass->layer;
-    const moert_panels_use use = moert_panels_use_of(gemm);
-    const moert_rounded *rounded = &layer->rounded[block];
     if (recipe_of(pass)->weight == MOERT_ROUND_BF16) {
         moert_round_free(layer); /* the copies of earlier batches */
         return moert_block_take_weight(layer->block[block], EXPERT_WEIGHT, gemm);
@@ -141,9 +88,7 @@ moert_status moert_round_take_weight(const moert_pass *pass, int block, moert_ge
         moert_fp8_take_weight(layer, block, gemm);
         return MOERT_OK;
     }
-    gemm->panels = rounded->panels[use];
-    if (gemm->panels == NULL)
-        gemm->weight.buffer = rounded->weight[use];
+    moert_rounded_take(&layer->rounded[block], gemm);
     return MOERT_OK;
 }
 
@@ -192,7 +137,7 @@ static moert_fake_quantize describe(const moert_pass *pass, const moert_gemm *ge
     const bool both = y && pass->layer->choices.keeps_down;
     const uint32_t rounding = both ? recipe->wgrad_dy : rounding_of(recipe, gemm->kind, y);
     return (moert_fake_quantize){
-        .how = quantizer_of(rounding, pass->batch.draws),
+        .how = moert_rounded_quantizer(rounding, pass->batch.draws),
         .groups = {gemm->groups.ends, gemm->groups.count, gemm->groups.rows},
         .columns = y ? gemm->n : gemm->k,
         .x = rows->buffer,

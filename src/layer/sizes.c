@@ -5,9 +5,13 @@
 #include "layer/internal.h"
 
 moert_glu_sizes moert_layer_shared_sizes(const moert_layer_sizes *s) {
-    return (moert_glu_sizes){s->device,          moert_operand_type(s->options->dense),
-                             s->tokens,          s->sequences,
-                             s->options->hidden, s->options->shared_intermediate};
+    return (moert_glu_sizes){.device = s->device,
+                             .type = s->choices->shared,
+                             .rounds = s->choices->quantizes,
+                             .tokens = s->tokens,
+                             .sequences = s->sequences,
+                             .hidden = s->options->hidden,
+                             .width = s->options->shared_intermediate};
 }
 
 /* ---- buffers that a pass keeps ---- */

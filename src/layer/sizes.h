@@ -13,6 +13,7 @@ typedef struct moert_glu_sizes {
     const moert_device *device; /* NULL in an estimate: assumes GEMMs that do not round their
                                    results */
     moert_dtype type;           /* dtype of the operands */
+    bool rounds;                /* a recipe rounds the operands */
     size_t tokens, sequences, hidden, width;
 } moert_glu_sizes;
 

@@ -12,7 +12,7 @@ static size_t prepacked_bytes(const moert_device *device, size_t n, size_t k, mo
 }
 
 /* Bytes of a weight's quantized copies for forward and dgrad. The copies are prepacked or, where
- * prepacking saves no time, float32 (refresh_use of layer/rounding.c). */
+ * prepacking saves no time, float32 (layer/rounded.c). */
 static size_t rounded_bytes(const moert_device *device, moert_panels_shape shape) {
     const moert_panels_use uses[] = {shape.use, MOERT_PANELS_DGRAD};
     size_t bytes = 0;
@@ -33,6 +33,13 @@ static size_t fp8_bytes(const moert_panels_shape *shape) {
 static size_t glu_bytes(const moert_glu_sizes *s, size_t times) {
     return prepacked_bytes(s->device, 2 * s->width, s->hidden, MOERT_PANELS_GATED, s->type, times) +
            prepacked_bytes(s->device, s->hidden, s->width, MOERT_PANELS_FORWARD, s->type, times);
+}
+
+/* Bytes of the copies of a GLU whose weights a recipe rounds. */
+static size_t rounded_glu_bytes(const moert_glu_sizes *s) {
+    const moert_panels_shape in = {1, 2 * s->width, s->hidden, MOERT_PANELS_GATED, s->type},
+                             out = {1, s->hidden, s->width, MOERT_PANELS_FORWARD, s->type};
+    return s->width > 0 ? rounded_bytes(s->device, in) + rounded_bytes(s->device, out) : 0;
 }
 
 size_t moert_copies_of_experts(const moert_layer_sizes *s, size_t times) {
@@ -56,7 +63,7 @@ size_t moert_copies_of_router(const moert_layer_sizes *s, size_t times) {
     const moert_layer_options *o = s->options;
     const moert_glu_sizes shared = moert_layer_shared_sizes(s);
     const size_t rows[] = {o->router.experts, o->shared_gate};
-    size_t bytes = glu_bytes(&shared, times);
+    size_t bytes = shared.rounds ? rounded_glu_bytes(&shared) : glu_bytes(&shared, times);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         bytes += prepacked_bytes(s->device, rows[i], o->hidden, MOERT_PANELS_FORWARD,
                                  MOERT_DTYPE_F32, times);

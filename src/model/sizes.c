@@ -144,8 +144,12 @@ size_t moert_model_rows_floats(const moert_model_rows *rows, size_t tokens) {
 
 moert_glu_sizes moert_model_glu_sizes(const moert_model_sizes *s) {
     const moert_model_config *c = s->config;
-    return (moert_glu_sizes){s->device,     type_of(s), s->tokens,
-                             s->span.count, c->hidden,  c->dense_intermediate};
+    return (moert_glu_sizes){.device = s->device,
+                             .type = type_of(s),
+                             .tokens = s->tokens,
+                             .sequences = s->span.count,
+                             .hidden = c->hidden,
+                             .width = c->dense_intermediate};
 }
 
 /* ---- scratch ---- */

@@ -4,10 +4,9 @@
 #include "context/context.h"
 #include "support/mpi.h"
 
-static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
-enum { PIECES = MOERT_COUNT(piece_tokens) };
+static const size_t piece_tokens[LAYER_PIECES] = {3, 1, 4, 2, 3};
 
-static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
+size_t layer_tokens_before(const oracle_layer *oracle, size_t piece) {
     size_t tokens = 0;
     for (size_t i = 0; i < piece; i++)
         tokens += piece_tokens[i];
@@ -51,21 +50,21 @@ static void load_weights(const layer_run *run) {
 static void upload_tokens(layer_run *run) {
     const oracle_layer *oracle = run->oracle;
     const size_t hidden = oracle->options.hidden;
-    uint32_t ends[PIECES] = {0};
+    uint32_t ends[LAYER_PIECES] = {0};
     const size_t rank = moert_comm_rank(run->world), size = moert_comm_size(run->world),
                  idle = size / 2, workers = size > 1 ? size - 1 : 1,
                  worker = size > 1 && rank > idle ? rank - 1 : rank;
-    const size_t first = PIECES * worker / workers,
-                 end = size > 1 && rank == idle ? first : PIECES * (worker + 1) / workers;
-    run->first_token = tokens_before(oracle, first);
+    const size_t first = LAYER_PIECES * worker / workers,
+                 end = size > 1 && rank == idle ? first : LAYER_PIECES * (worker + 1) / workers;
+    run->first_token = layer_tokens_before(oracle, first);
     for (size_t i = first; i < end; i++)
-        ends[i - first] = (uint32_t)(tokens_before(oracle, i + 1) - run->first_token);
-    const size_t tokens = tokens_before(oracle, end) - run->first_token, n = tokens * hidden;
+        ends[i - first] = (uint32_t)(layer_tokens_before(oracle, i + 1) - run->first_token);
+    const size_t tokens = layer_tokens_before(oracle, end) - run->first_token, n = tokens * hidden;
     run->batch = (moert_batch){.size = sizeof run->batch,
                                .tokens = tokens,
                                .sequences = end - first,
                                .first_sequence = first,
-                               .total_sequences = PIECES,
+                               .total_sequences = LAYER_PIECES,
                                .ends = upload(ends, (end - first) * sizeof *ends)};
     run->x = upload_doubles(oracle->x + run->first_token * hidden, n);
     run->dy = upload_doubles(oracle->dy + run->first_token * hidden, n);

@@ -6,8 +6,10 @@
 #include "support/layer/layer_oracle.h"
 
 /* the number of the oracle's tokens is a multiple of LAYER_TOKENS; the tokens are cut into pieces
- * of unequal sizes */
-enum { LAYER_TOKENS = 13 };
+ * of unequal sizes, the sequences of a batch */
+enum { LAYER_TOKENS = 13, LAYER_PIECES = 5 };
+/* The tokens of the pieces before piece number `piece`. */
+size_t layer_tokens_before(const oracle_layer *oracle, size_t piece);
 
 /* One rank's part of a run: the rank's pieces of the tokens, and its experts. */
 typedef struct layer_run {

@@ -34,20 +34,27 @@ static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
 
 /* ---- allocated bytes ---- */
 
+static size_t copies_bytes(const moert_rounded *rounded) {
+    size_t bytes = 0;
+    for (size_t use = 0; use < MOERT_PANELS_USES; use++)
+        bytes += moert_panels_bytes(rounded->panels[use]) + SUM(rounded->weight[use]);
+    return bytes;
+}
+
 static size_t prepacked_bytes(const moert_block *block) {
     size_t bytes = 0;
-    for (size_t i = 0; i < block->count; i++)
+    for (size_t i = 0; i < block->count; i++) {
+        bytes += copies_bytes(&block->tensor[i].rounded);
         for (size_t use = 0; use < MOERT_PANELS_USES; use++)
             bytes += moert_panels_bytes(block->tensor[i].cache.panels[use]);
+    }
     return bytes;
 }
 
 static size_t rounded_bytes(const moert_layer *layer) {
     size_t bytes = 0;
     for (size_t i = 0; i < BLOCKS; i++)
-        for (size_t use = 0; use < MOERT_PANELS_USES; use++)
-            bytes += moert_panels_bytes(layer->rounded[i].panels[use]) +
-                     SUM(layer->rounded[i].weight[use]);
+        bytes += copies_bytes(&layer->rounded[i]);
     return bytes;
 }
 

@@ -1,19 +1,25 @@
 // run: check=1,2 all=3,2san
-/* Layers of every recipe against an emulation in float64, which rounds the operands of each GEMM in
- * plain arithmetic. The two differ only where sums that differ in the last bits are rounded to
- * different values, which is rare: far less than the rounding itself. */
+/* Layers of every recipe, with a shared expert, against an emulation in float64, which rounds the
+ * operands of each GEMM in plain arithmetic. The two differ only where sums that differ in the last
+ * bits are rounded to different values, which is rare: far less than the rounding itself. */
+#include "base/rng.h"
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/quant/rounding_oracle.h"
 
-enum { TOKENS = 64 * LAYER_TOKENS, EXPERTS = 5, STREAMS = 4 };
+enum { TOKENS = 50 * LAYER_TOKENS, EXPERTS = 5, STREAMS = 4, SHARED_WIDTH = 72 };
 
-/* One expert's rows and results. */
+/* The rows and results of one expert, or of the shared expert. A block of rows does not cross the
+ * end of a group of rows. */
 typedef struct expert {
     const moert_recipe *recipe;
-    size_t index, rows, hidden, width;
+    size_t groups;
+    uint32_t ends[LAYER_PIECES], draws[LAYER_PIECES][2];
+    uint64_t seed[2];     /* of the two projections */
+    uint32_t next_stream; /* how many streams the second projection's streams come later */
+    size_t rows, hidden, width;
     double *x, *dy;             /* [rows,H] */
     const double *w1, *w2;      /* [2I,H], [H,I] */
     double *y, *dx, *dw1, *dw2; /* [rows,H], [rows,H], [2I,H], [H,I] */
@@ -25,24 +31,40 @@ static double *zeros(size_t n) {
     return values;
 }
 
-/* x[rows,columns] of expert e, rounded. `second`: an operand of the second projection. */
-static double *rounded(const expert *e, uint32_t rounding, const double *x, size_t rows,
-                       size_t columns, bool second, bool down) {
-    const uint32_t ends[] = {(uint32_t)rows}, draws[][2] = {{(uint32_t)e->index * STREAMS, 0}};
-    double *to = zeros(rows * columns);
-    const rounding_oracle how = {.rounding = rounding,
-                                 .stream = second ? STREAMS / 2 : 0,
-                                 .draws = draws,
-                                 .ends = ends,
-                                 .groups = 1,
-                                 .rows = rows,
-                                 .columns = columns,
-                                 .stride = columns};
-    if (rounding != MOERT_ROUND_BF16)
-        oracle_round(&how, x, down, to);
-    for (size_t i = 0; i < rows * columns && rounding == MOERT_ROUND_BF16; i++)
+static double *rounded_by(const rounding_oracle *how, const double *x, bool down) {
+    const size_t n = how->rows * how->columns;
+    double *to = zeros(n);
+    if (how->rounding != MOERT_ROUND_BF16)
+        oracle_round(how, x, down, to);
+    for (size_t i = 0; i < n && how->rounding == MOERT_ROUND_BF16; i++)
         to[i] = (double)round_to(MOERT_DTYPE_BF16, x[i]);
     return to;
+}
+
+/* x[rows,columns] of expert e, rounded. `second`: an operand of the second projection. */
+static double *rounded(const expert *e, uint32_t rounding, const double *x, size_t columns,
+                       bool second, bool down) {
+    const rounding_oracle how = {.rounding = rounding,
+                                 .seed = e->seed[second],
+                                 .stream = second ? e->next_stream : 0,
+                                 .draws = e->draws,
+                                 .ends = e->ends,
+                                 .groups = e->groups,
+                                 .rows = e->rows,
+                                 .columns = columns,
+                                 .stride = columns};
+    return rounded_by(&how, x, down);
+}
+
+static double *rounded_weight(const expert *e, const double *w, size_t n, size_t k, bool down) {
+    const uint32_t ends[] = {(uint32_t)n};
+    const rounding_oracle how = {.rounding = e->recipe->weight,
+                                 .ends = ends,
+                                 .groups = 1,
+                                 .rows = n,
+                                 .columns = k,
+                                 .stride = k};
+    return rounded_by(&how, w, down);
 }
 
 /* c[m,n] = sum_k a[m,k] b[n,k], with strides of a and b between lines and between terms. */
@@ -61,9 +83,8 @@ static void multiply(size_t m, size_t n, size_t k, const double *a, const size_t
 static double *forward(const expert *e, const double *x, const double *w, size_t n, size_t k,
                        bool second) {
     double *y = zeros(e->rows * n);
-    multiply(e->rows, n, k, rounded(e, e->recipe->x, x, e->rows, k, second, false),
-             (size_t[]){k, 1}, rounded(e, e->recipe->weight, w, n, k, second, false),
-             (size_t[]){k, 1}, y);
+    multiply(e->rows, n, k, rounded(e, e->recipe->x, x, k, second, false), (size_t[]){k, 1},
+             rounded_weight(e, w, n, k, false), (size_t[]){k, 1}, y);
     return y;
 }
 
@@ -72,10 +93,10 @@ static double *backward(const expert *e, const double *x, const double *dy, cons
                         size_t n, size_t k, bool second, double *dw) {
     const moert_recipe *r = e->recipe;
     double *dx = zeros(e->rows * k);
-    multiply(e->rows, k, n, rounded(e, r->dy, dy, e->rows, n, second, false), (size_t[]){n, 1},
-             rounded(e, r->weight, w, n, k, second, true), (size_t[]){1, k}, dx);
-    multiply(n, k, e->rows, rounded(e, r->wgrad_dy, dy, e->rows, n, second, true), (size_t[]){1, n},
-             rounded(e, r->wgrad_x, x, e->rows, k, second, true), (size_t[]){1, k}, dw);
+    multiply(e->rows, k, n, rounded(e, r->dy, dy, n, second, false), (size_t[]){n, 1},
+             rounded_weight(e, w, n, k, true), (size_t[]){1, k}, dx);
+    multiply(n, k, e->rows, rounded(e, r->wgrad_dy, dy, n, second, true), (size_t[]){1, n},
+             rounded(e, r->wgrad_x, x, k, second, true), (size_t[]){1, k}, dw);
     return dx;
 }
 
@@ -121,39 +142,87 @@ static void put(const double *values, size_t n, float *to) {
         to[i] = (float)values[i];
 }
 
-static layer_results emulate(const oracle_layer *oracle, const moert_recipe *recipe) {
-    const size_t h = oracle->options.hidden, i = oracle->options.intermediate, n = TOKENS * h;
-    layer_results results = layer_results_of(oracle);
-    for (size_t index = 0; index < EXPERTS; index++) {
-        const size_t one = 2 * i * h, two = h * i;
-        expert e = {.recipe = recipe,
-                    .index = index,
+/* An expert with room for all rows; w1 and w2 are its weights. */
+static expert open_expert(const oracle_layer *oracle, const moert_recipe *recipe, size_t width,
+                          const double *w1, const double *w2) {
+    const size_t h = oracle->options.hidden, n = TOKENS * h;
+    return (expert){.recipe = recipe,
                     .hidden = h,
-                    .width = i,
+                    .width = width,
                     .x = zeros(n),
                     .dy = zeros(n),
                     .y = zeros(n),
                     .dx = zeros(n),
-                    .w1 = oracle->tensor[MOERT_LAYER_W1] + index * one,
-                    .w2 = oracle->tensor[MOERT_LAYER_W2] + index * two,
-                    .dw1 = zeros(one),
-                    .dw2 = zeros(two)};
-        e.rows = move_rows(oracle, index, oracle->x, e.x, NULL);
-        move_rows(oracle, index, oracle->dy, e.dy, NULL);
-        compute_expert(&e);
-        move_rows(oracle, index, NULL, e.y, results.value[LAYER_Y]);
-        move_rows(oracle, index, NULL, e.dx, results.value[LAYER_DX]);
-        put(e.dw1, one, results.value[MOERT_LAYER_W1] + index * one);
-        put(e.dw2, two, results.value[MOERT_LAYER_W2] + index * two);
+                    .w1 = w1,
+                    .w2 = w2,
+                    .dw1 = zeros(2 * width * h),
+                    .dw2 = zeros(width * h)};
+}
+
+static void emulate_expert(const oracle_layer *oracle, const moert_recipe *recipe, size_t index,
+                           layer_results *results) {
+    const size_t h = oracle->options.hidden, width = oracle->options.intermediate,
+                 one = 2 * width * h, two = h * width;
+    expert e = open_expert(oracle, recipe, width, oracle->tensor[MOERT_LAYER_W1] + index * one,
+                           oracle->tensor[MOERT_LAYER_W2] + index * two);
+    e.rows = move_rows(oracle, index, oracle->x, e.x, NULL);
+    move_rows(oracle, index, oracle->dy, e.dy, NULL);
+    e.groups = 1;
+    e.ends[0] = (uint32_t)e.rows;
+    e.draws[0][0] = (uint32_t)index * STREAMS;
+    e.next_stream = STREAMS / 2;
+    compute_expert(&e);
+    move_rows(oracle, index, NULL, e.y, results->value[LAYER_Y]);
+    move_rows(oracle, index, NULL, e.dx, results->value[LAYER_DX]);
+    put(e.dw1, one, results->value[MOERT_LAYER_W1] + index * one);
+    put(e.dw2, two, results->value[MOERT_LAYER_W2] + index * two);
+}
+
+/* Adds the shared expert, whose groups of rows are the sequences. */
+static void add_shared(const oracle_layer *oracle, const moert_recipe *recipe,
+                       layer_results *results) {
+    const size_t n = TOKENS * oracle->options.hidden, width = SHARED_WIDTH;
+    expert e = open_expert(oracle, recipe, width, oracle->tensor[MOERT_LAYER_SHARED_W1],
+                           oracle->tensor[MOERT_LAYER_SHARED_W2]);
+    e.rows = TOKENS;
+    memcpy(e.x, oracle->x, n * sizeof *e.x);
+    memcpy(e.dy, oracle->dy, n * sizeof *e.dy);
+    e.groups = LAYER_PIECES;
+    for (size_t s = 0; s < LAYER_PIECES; s++) {
+        e.ends[s] = (uint32_t)layer_tokens_before(oracle, s + 1);
+        e.draws[s][0] = 2 * (uint32_t)s;
+        e.draws[s][1] = 0u - (uint32_t)layer_tokens_before(oracle, s);
     }
+    for (size_t i = 0; i < 2; i++)
+        e.seed[i] = moert_rng_key(0, moert_rng_stream("shared expert"), i);
+    compute_expert(&e);
+    for (size_t i = 0; i < n; i++) {
+        results->value[LAYER_Y][i] += (float)e.y[i];
+        results->value[LAYER_DX][i] += (float)e.dx[i];
+    }
+    put(e.dw1, results->count[MOERT_LAYER_SHARED_W1], results->value[MOERT_LAYER_SHARED_W1]);
+    put(e.dw2, results->count[MOERT_LAYER_SHARED_W2], results->value[MOERT_LAYER_SHARED_W2]);
+}
+
+static layer_results emulate(const oracle_layer *oracle, const moert_recipe *recipe) {
+    layer_results results = layer_results_of(oracle);
+    for (size_t index = 0; index < EXPERTS; index++)
+        emulate_expert(oracle, recipe, index, &results);
+    add_shared(oracle, recipe, &results);
     return results;
 }
 
 /* Signal-to-noise ratios in dB of a layer's results beside the emulation's. On tensor cores v, dh
  * and dv are bf16, which moves more values across the borders of rounding. */
 static void check_recipe(oracle_layer *oracle, moert_precision precision) {
-    static const int which[] = {LAYER_Y, LAYER_DX, MOERT_LAYER_W1, MOERT_LAYER_W2};
+    static const int which[] = {LAYER_Y,
+                                LAYER_DX,
+                                MOERT_LAYER_W1,
+                                MOERT_LAYER_W2,
+                                MOERT_LAYER_SHARED_W1,
+                                MOERT_LAYER_SHARED_W2};
     oracle->options.precision = precision;
+    oracle->options.dense = precision == MOERT_PRECISION_BF16 ? precision : MOERT_PRECISION_F32;
     const layer_run run = layer_run_open(oracle, (layer_setup){0});
     const double limit = run.layer->choices.v == MOERT_DTYPE_F32 ? 60.0 : 25.0;
     const layer_results got = layer_compute(oracle, (layer_setup){0}, 1),
@@ -173,6 +242,7 @@ TEST(test_layers_have_the_results_of_the_emulated_recipes) {
     moert_layer_options options = layer_form(160, 48);
     options.router.topk = 1;
     options.router.renormalise = true;
+    options.shared_intermediate = SHARED_WIDTH;
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     oracle.z_factor = 0.0;
     memset(oracle.aux, 0, EXPERTS * sizeof *oracle.aux);
