@@ -69,6 +69,8 @@ enum {
 
 typedef struct moert_recipe {
     uint32_t x, weight, dy, wgrad_x, wgrad_dy; /* roundings */
+    bool attention; /* in a model: also rounds the operands of the projections of attention, in the
+                       MoE layers that do not compute in bf16. A layer by itself does not read it */
     /* Parts of a model that compute in bf16 instead: the shares of its MoE layers at the beginning
      * and at the end, rounded up to whole layers, except that one layer is left unless a share is
      * 1; and the share of a training's steps at the end. A layer by itself does not read them; a

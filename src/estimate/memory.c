@@ -255,7 +255,8 @@ static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
         ADD(memory, copies, "experts", moert_copies_of_experts(&layer, times));
         ADD(memory, copies, "routers and shared experts", moert_copies_of_router(&layer, times));
     }
-    ADD(memory, copies, "attention", s->model.layers * moert_copies_of_attention(&s->model, times));
+    for (size_t l = 0; l < s->model.layers; l++)
+        ADD(memory, copies, "attention", moert_copies_of_attention(&s->model, l, times));
     ADD(memory, copies, "dense GLUs", s->dense_layers * moert_copies_of_dense(&s->model, times));
     ADD(memory, copies, "head", moert_copies_of_head(&s->model, times));
 }

@@ -77,6 +77,7 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%u", recipe.dy)                                                                             \
     X("%u", recipe.wgrad_x)                                                                        \
     X("%u", recipe.wgrad_dy)                                                                       \
+    X("%d", recipe.attention)                                                                      \
     X("%.9g", recipe.bf16_first)                                                                   \
     X("%.9g", recipe.bf16_last)                                                                    \
     X("%.9g", recipe.bf16_finish)

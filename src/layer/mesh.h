@@ -29,6 +29,8 @@
     X(SCALES_DOWN_IN, "scales of FP8 gradients of v down columns")                                 \
     X(SCALES_DOWN_OUT, "scales of FP8 gradients of y down columns")                                \
     X(PADDED_ENDS, "ends of experts' padded rows") /* uint32 [L] */                                \
+    X(ATTENTION_X, "operands x of attention rounded by a recipe")                                  \
+    X(ATTENTION_Y, "operands y of attention rounded by a recipe")                                  \
     X(ROUNDED_X, "rounded operands x of GEMMs")                                                    \
     X(ROUNDED_Y, "rounded operands y of GEMMs") /* conversions for the wire also write here */
 

@@ -65,7 +65,10 @@ size_t moert_audit_bytes(const moert_model_sizes *model, const moert_layer_sizes
     for (size_t kind = MOERT_MODEL_ATTENTION; kind <= MOERT_MODEL_DENSE_ATTENTION; kind++)
         if (moert_model_attention_count(c, kind) > 0)
             floats += (2 + nodes) * moert_block_border(&shapes.of[kind], 1, 1);
-    size_t bytes = floats * sizeof(float) + moert_copies_of_attention(&one, 1) +
+    size_t copies = 0;
+    for (size_t l = 0; l < c->layers; l++)
+        copies = moert_max(copies, moert_copies_of_attention(&one, l, 1));
+    size_t bytes = floats * sizeof(float) + copies +
                    outside_bytes(&one, &shapes.of[MOERT_MODEL_OUTER], nodes, adds);
     for (size_t i = 0; i < MOERT_COUNT(tables); i++)
         bytes += moert_buffer_table_bytes(tables[i], &one);

@@ -70,14 +70,20 @@ size_t moert_copies_of_router(const moert_layer_sizes *s, size_t times) {
     return s->tokens > 0 ? bytes : 0;
 }
 
-size_t moert_copies_of_attention(const moert_model_sizes *s, size_t times) {
+size_t moert_copies_of_attention(const moert_model_sizes *s, size_t layer, size_t times) {
     const moert_model_parameter *p = s->attention->parameter;
+    const bool rounds = moert_model_rounds_attention(s->config, layer);
     size_t bytes = 0;
-    for (size_t i = 0; i < s->attention->parameters && s->tokens > 0; i++)
-        bytes += p[i].is_fixed
-                     ? 0
-                     : prepacked_bytes(s->device, p[i].rows, p[i].columns, MOERT_PANELS_FORWARD,
-                                       moert_operand_type(s->config->dense), times);
+    for (size_t i = 0; i < s->attention->parameters && s->tokens > 0; i++) {
+        const moert_panels_shape shape = {1, p[i].rows, p[i].columns, MOERT_PANELS_FORWARD,
+                                          MOERT_DTYPE_BF16};
+        if (p[i].is_fixed)
+            continue;
+        bytes += !rounds ? prepacked_bytes(s->device, p[i].rows, p[i].columns, shape.use,
+                                           moert_operand_type(s->config->dense), times)
+                 : shape.n * shape.k > 0 ? rounded_bytes(s->device, shape)
+                                         : 0;
+    }
     return bytes;
 }
 

@@ -256,6 +256,10 @@ static inline moert_dtype moert_model_type(const moert_model *model) {
     return moert_operand_type(model->config.dense);
 }
 
+/* Whether a recipe rounds the operands of the projections of attention in layer `layer` (project.c;
+ * not in batches in bf16). */
+bool moert_model_rounds_attention(const moert_model_config *config, size_t layer);
+
 /* *operand = values[T,columns] as a GEMM operand of dense layers (moert_operand_take). */
 static inline moert_status moert_model_operand(moert_run *run, size_t columns,
                                                const moert_buffer *values, moert_scratch which,

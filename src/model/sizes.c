@@ -4,6 +4,7 @@
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "layer/dense_glu.h"
+#include "layer/dense_rounding.h"
 
 moert_model_sizes moert_run_sizes(const moert_run *run) {
     const moert_batch *b = &run->batch;
@@ -180,6 +181,25 @@ static void need_norm(const moert_model_sizes *s, size_t rows, size_t width,
                            moert_norm_scratch_floats(s->device, s->span.count, rows, width));
 }
 
+/* Whether a recipe rounds operands of attention in some layer. */
+static bool rounds_attention(const moert_model_sizes *s) {
+    bool some = false;
+    for (size_t l = 0; l < s->config->layers; l++)
+        some |= moert_model_rounds_attention(s->config, l);
+    return some && s->tokens > 0;
+}
+
+/* Scratch for the operands of a projection that a recipe rounds. */
+static void need_rounding(const moert_model_sizes *s, const moert_model_parameter *p,
+                          size_t floats[MOERT_SCRATCHES]) {
+    const moert_dtype bf16 = MOERT_DTYPE_BF16;
+    moert_scratch_need(floats, MOERT_SCRATCH_ATTENTION_X,
+                       moert_operand_floats(bf16, s->tokens * p->columns));
+    moert_scratch_need(floats, MOERT_SCRATCH_ATTENTION_Y,
+                       moert_operand_floats(bf16, s->tokens * p->rows));
+    moert_dense_weight_scratch(s->device, p->rows, p->columns, MOERT_PANELS_FORWARD, floats);
+}
+
 static void need_attention(const moert_model_sizes *s, size_t floats[MOERT_SCRATCHES]) {
     const moert_attention_shape *a = s->attention;
     moert_scratch_need(floats, MOERT_SCRATCH_PARTIAL, attention_floats(s));
@@ -190,12 +210,15 @@ static void need_attention(const moert_model_sizes *s, size_t floats[MOERT_SCRAT
     for (size_t i = 0; i < MOERT_COUNT(a->norm); i++)
         if (a->norm[i].rows > 0)
             need_norm(s, s->tokens * a->norm[i].rows, a->norm[i].width, floats);
-    for (size_t i = 0; i < a->parameters; i++)
-        if (a->parameter[i].columns > 0)
-            moert_scratch_need(floats, MOERT_SCRATCH_PARTIAL,
-                               moert_block_partial_floats(s->device, s->span.count,
-                                                          a->parameter[i].rows,
-                                                          a->parameter[i].columns));
+    for (size_t i = 0; i < a->parameters; i++) {
+        const moert_model_parameter *p = &a->parameter[i];
+        if (p->columns > 0)
+            moert_scratch_need(
+                floats, MOERT_SCRATCH_PARTIAL,
+                moert_block_partial_floats(s->device, s->span.count, p->rows, p->columns));
+        if (p->rows > 0 && p->columns > 0 && rounds_attention(s))
+            need_rounding(s, p, floats);
+    }
 }
 
 size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length) {

@@ -30,6 +30,7 @@ cat >"$all/recipe.json" <<'END'
 {"x": "nvfp4", "weight": "nvfp4 tiles", "dy": "nvfp4 stochastic", "wgrad_x": "nvfp4 hadamard", "wgrad_dy": "nvfp4 hadamard stochastic",
  "bf16_finish": 0.3}
 END
+sed 's/^{/{"attention": true, /' "$all/recipe.json" >"$all/attention.json" # also in the projections of attention
 declare -A variants=(
     [mixtral]='30 --batch 8'
     [epochs]='30 --batch 8 --order epochs'
@@ -64,6 +65,8 @@ declare -A variants=(
     [nvfp4-gpt-oss]="4 $micro --precision nvfp4 --form gpt-oss --kv-heads 2"
     [shared-nvfp4]="4 $micro --length 72 --precision $all/recipe.json --form deepseek-v3 --head-size 16"
     [gated-nvfp4]="4 $micro --length 72 --precision $all/recipe.json --form qwen2-moe --kv-heads 2"
+    [attention-mla]="4 $micro --length 72 --precision $all/attention.json --form deepseek-v3 --head-size 16"
+    [attention-gqa]="4 $micro --length 72 --precision $all/attention.json --form qwen2-moe --kv-heads 2 --dense bf16"
     [dense-f32]="4 $micro $qwen3 --dense bf16 --dispatch bf16 --precision f32"
     [dense-bf16]="4 $micro $qwen3 --dense bf16 --dispatch bf16 --precision bf16"
     [mxfp8-dispatch]='4 --batch 6 --hidden 72 --dispatch mxfp8'
@@ -229,6 +232,7 @@ if [ "$TEST_TIER" = check ]; then
     part gpu_form bf16
     part gpu_form nvfp4-gpt-oss
     part invariant shared-nvfp4 "1 local" "3 window"
+    part invariant attention-gqa "1 local" "3 window"
     while read -r row; do
         # shellcheck disable=SC2086
         part pair_verdict $row </dev/null
@@ -246,7 +250,7 @@ part invariant uneven "1 local" "4 window" "3 node"
 part invariant few "1 local" "4 staged"
 for name in epochs balanced moving-gpt-oss cloned-gpt-oss; do part invariant $name "1 local" "3 window"; done
 for name in gpt-oss states-qwen3-moe states-gpt-oss; do part invariant $name "1 local" "3 window" "4 staged"; done
-for name in sequence-loss bf16 mxfp8 fp8 nvfp4-plain nvfp4 shared-nvfp4 gated-nvfp4; do part invariant $name "1 local" "2 window" "4 staged"; done
+for name in sequence-loss bf16 mxfp8 fp8 nvfp4-plain nvfp4 shared-nvfp4 gated-nvfp4 attention-mla attention-gqa; do part invariant $name "1 local" "2 window" "4 staged"; done
 for name in dense-f32 dense-bf16; do part invariant $name "1 local" "2 window" "3 staged"; done
 for name in moving-f32 moving-nvfp4 cloned-f32 mxfp8-dispatch bf16-combine; do part invariant $name "1 local" "2 window" "3 node" "4 staged"; done
 
@@ -281,6 +285,7 @@ for what in layer experts; do
     part again $what moving-nvfp4 $several node
     part again $what nvfp4 2 window
     part again $what shared-nvfp4 2 window
+    part again $what attention-gqa 2 window
     part again $what dense-bf16 $several staged
     several=4
 done
@@ -307,7 +312,7 @@ pieces() {
 }
 
 if [ "${MOERT_DEVICE:-}" != gpu ]; then # only CPUs have buffers of several allocations, and run both forms
-    for name in mxfp8 fp8 nvfp4 shared-nvfp4 mxfp8-dispatch states-gpt-oss; do part gpu_form $name; done
+    for name in mxfp8 fp8 nvfp4 shared-nvfp4 attention-gqa mxfp8-dispatch states-gpt-oss; do part gpu_form $name; done
     part pieces states-gpt-oss 3 staged
     part pieces cloned-f32 2 window
     part pieces nvfp4 2 window

@@ -56,6 +56,7 @@ STRUCTS = {
         ("dy", "uint32_t", 8),
         ("wgrad_x", "uint32_t", 12),
         ("wgrad_dy", "uint32_t", 16),
+        ("attention", "bool", 20),
         ("bf16_first", "double", 24),
         ("bf16_last", "double", 32),
         ("bf16_finish", "double", 40),

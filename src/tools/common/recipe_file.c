@@ -75,7 +75,7 @@ static moert_status check_fields(const char *path, json_t *object) {
     const char *key;
     json_t *value;
     json_object_foreach(object, key, value) {
-        bool known = false;
+        bool known = strcmp(key, "attention") == 0;
 #define IS_KNOWN(field) known |= strcmp(key, #field) == 0;
         ROUNDINGS(IS_KNOWN)
         SHARES(IS_KNOWN)
@@ -83,7 +83,7 @@ static moert_status check_fields(const char *path, json_t *object) {
         if (!known)
             return MOERT_FAIL(ERROR_FORMAT,
                               "%s: a recipe has no field %s; expected x, weight, dy, wgrad_x, "
-                              "wgrad_dy, bf16_first, bf16_last or bf16_finish",
+                              "wgrad_dy, attention, bf16_first, bf16_last or bf16_finish",
                               path, key);
     }
     return MOERT_OK;
@@ -91,7 +91,11 @@ static moert_status check_fields(const char *path, json_t *object) {
 
 static moert_status read_object(const char *path, json_t *object, moert_recipe *recipe) {
     *recipe = (moert_recipe){0};
+    const json_t *attention = json_object_get(object, "attention");
     MOERT_TRY(check_fields(path, object));
+    if (attention != NULL && !json_is_boolean(attention))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: attention of a recipe is not true or false", path);
+    recipe->attention = json_is_true(attention);
 #define READ_ROUNDING(field)                                                                       \
     MOERT_TRY(read_rounding(path, #field, json_object_get(object, #field), &recipe->field));
 #define READ_SHARE(field)                                                                          \

@@ -5,7 +5,7 @@
  *    "wgrad_dy": "bf16", "bf16_last": 0.1}
  *
  * The fields are those of moert_recipe. A rounding is "bf16" or the name of a format, followed by
- * flags; missing roundings are "bf16", missing shares 0.
+ * flags; missing roundings are "bf16", missing shares 0. "attention" is true or, by default, false.
  */
 #pragma once
 

@@ -264,6 +264,8 @@ static size_t below(size_t n) {
 
 static void draw_precisions(moert_model_config *c) {
     c->precision = (moert_precision)DRAW(0, 1, 2, 3);
+    c->recipe = *moert_recipe_of(c->precision);
+    c->recipe.attention = c->precision > MOERT_PRECISION_BF16 && DRAW(0, 1) != 0;
     c->dense = DRAW(0, 1) == 0 ? MOERT_PRECISION_F32 : MOERT_PRECISION_BF16;
     c->dispatch = (moert_dispatch)DRAW(0, 1, 2);
     c->combine = (moert_combine)DRAW(0, 1);
@@ -320,6 +322,8 @@ static draw draw_run(moert_model_config *config) {
     /* ranks repeat each other's work, so all ranks need the same number of tokens */
     if (d.verifies)
         d.batch = test_ranks * DRAW(1, 2);
+    /* a dense layer, which no recipe rounds, frees the rounded copies in the audit's layer */
+    config->recipe.attention &= !d.verifies || moert_moe_layers(config) == config->layers;
     if (!moert_layer_is_moe(config, config->layers - 1) &&
         config->memory.recompute == MOERT_RECOMPUTE_LAYER)
         /* with MOERT_RECOMPUTE_LAYER, no pass would be left to measure */

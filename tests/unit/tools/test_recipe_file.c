@@ -48,6 +48,21 @@ TEST(test_a_file_gives_its_recipe_which_becomes_the_value) {
     }
 }
 
+TEST(test_attention_is_rounded_where_the_recipe_says_so) {
+    static const struct {
+        const char *text;
+        bool attention;
+    } rows[] = {{"{\"x\": \"nvfp4\", \"attention\": true}", true},
+                {"{\"x\": \"nvfp4\", \"attention\": false}", false},
+                {"{\"x\": \"nvfp4\"}", false},
+                {"nvfp4", false}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const char *text = rows[i].text;
+        ASSERT_OK(moert_recipe_read(&text, &precision, &recipe));
+        assert_int_equal(recipe.attention, rows[i].attention);
+    }
+}
+
 TEST(test_wrong_recipes_are_refused) {
     static const struct {
         moert_status status;
@@ -63,6 +78,7 @@ TEST(test_wrong_recipes_are_refused) {
         {MOERT_ERROR_FORMAT, "{\"x\": \"\"}", "x of a recipe is not a text"},
         {MOERT_ERROR_FORMAT, "{\"x\": 4}", "x of a recipe is not a text"},
         {MOERT_ERROR_FORMAT, "{\"bf16_last\": \"2\"}", "bf16_last of a recipe is not a number"},
+        {MOERT_ERROR_FORMAT, "{\"attention\": 1}", "attention of a recipe is not true or false"},
         {MOERT_ERROR_USAGE, "{\"x\": \"nvfp4 tiles\"}", "x of a recipe is 0x104"},
         {MOERT_ERROR_USAGE, "{\"bf16_last\": 2}", "bf16_last of a recipe is 2"},
     };
