@@ -36,6 +36,7 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
     json_object_set_new(root, "split", json_string(state->split));
     json_object_set_new(root, "schedule", json_string(state->schedule));
     json_object_set_new(root, "options", json_string(state->options));
+    json_object_set_new(root, "recipes", json_true());
     return moert_json_write_new(directory, "state.json", root,
                                 JSON_INDENT(1) | JSON_PRESERVE_ORDER);
 }
@@ -94,6 +95,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     MOERT_TRY(read_text(root, path, "split", sizeof state->split, state->split));
     MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));
     MOERT_TRY(read_text(root, path, "options", sizeof state->options, state->options));
+    state->has_recipe = json_is_true(json_object_get(root, "recipes"));
     if (state->applied > state->step || state->left_out > state->step - state->applied ||
         state->skipped != state->step - state->applied - state->left_out)
         return MOERT_FAIL(

@@ -49,6 +49,7 @@ typedef struct moert_run_state {
     char split[MOERT_SPLIT_TEXT_BYTES];           /* split of the data (data/split.h); "" for token
                                                  arrays */
     char schedule[MOERT_SCHEDULE_TEXT_BYTES];     /* schedule of the learning rate */
+    bool has_recipe; /* written since --precision nvfp4 is the published recipe */
     /* other options that change results, as lines "--name value\n" */
     char options[MOERT_SETTINGS_BYTES];
 } moert_run_state;

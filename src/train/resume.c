@@ -207,6 +207,36 @@ static void warn_of_rate(const moert_trainer *t, const char *path, const moert_r
                    path, before, now);
 }
 
+/* The first of the last steps, in which a recipe computes in bf16. */
+static size_t first_in_bf16(double share, size_t steps) {
+    return steps - (size_t)(share * (double)steps);
+}
+
+/* Warns if another number of steps moves the last steps, in which a recipe computes in bf16. */
+static void warn_of_finish(const moert_trainer *t, const char *path, const moert_run_state *saved) {
+    const double share = moert_model_describe(t->model)->recipe.bf16_finish;
+    const char *line = find_option(saved->options, "--steps", strlen("--steps"));
+    const size_t now = t->options->steps;
+    unsigned long long before;
+    if (share > 0.0 && sscanf(line, "--steps %llu", &before) == 1 && before != now)
+        MOERT_WARN("%s: the steps in bf16 at the end begin at step %zu instead of %zu, since the "
+                   "recipe of --precision counts them from --steps",
+                   path, first_in_bf16(share, now), first_in_bf16(share, (size_t)before));
+}
+
+/* Warns if the checkpoint is of a version whose --precision nvfp4 was today's nvfp4-plain. */
+static void warn_of_recipe(const moert_trainer *t, const char *path, const moert_run_state *saved) {
+    static const char old[] = "--precision nvfp4\n";
+    const char *before = find_option(saved->options, old, strlen("--precision")),
+               *now = find_option(t->state.options, old, strlen("--precision"));
+    if (!saved->has_recipe && strncmp(before, old, strlen(old)) == 0 &&
+        strncmp(now, old, strlen(old)) == 0)
+        MOERT_WARN("%s was trained by a version whose --precision nvfp4 is now nvfp4-plain; this "
+                   "run goes on with the published recipe of nvfp4; --precision nvfp4-plain goes "
+                   "on as before",
+                   path);
+}
+
 /* Resumes the run from a checkpoint. With options->checksums, first checks the checkpoint's bytes.
  * Collective. */
 static moert_status load(moert_trainer *t, const char *path) {
@@ -242,8 +272,11 @@ static moert_status load(moert_trainer *t, const char *path) {
                    t->state.schedule);
     if (t->first) {
         warn_of_options(path, saved.options, t->state.options);
-        if (trains)
+        if (trains) {
             warn_of_rate(t, path, &saved);
+            warn_of_finish(t, path, &saved);
+            warn_of_recipe(t, path, &saved);
+        }
     }
     /* an older state.json lacks these texts */
     memcpy(saved.data, t->state.data, sizeof saved.data);

@@ -92,5 +92,5 @@ moert_status moert_train_take_config(moert_train_options *o, moert_train_inputs 
                           "launch/generate continues texts with a tokenizer",
                           config->vocabulary);
     o->trainer.config_text = config->text;
-    return moert_train_note_settings(o);
+    return moert_train_note_settings(o, config);
 }

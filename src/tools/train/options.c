@@ -136,7 +136,7 @@ static bool lasts(const char *line) {
     return false;
 }
 
-moert_status moert_train_note_settings(moert_train_options *o) {
+moert_status moert_train_note_settings(moert_train_options *o, const moert_model_config *config) {
     static char settings[MOERT_SETTINGS_BYTES];
     moert_text_stream all;
     size_t used = 0;
@@ -151,8 +151,9 @@ moert_status moert_train_note_settings(moert_train_options *o) {
             used += (size_t)snprintf(settings + used, sizeof settings - used, "%s%s\n",
                                      line + (given ? 0 : 3), given ? "" : " none");
         }
-    if (o->trainer.schedule.kind != MOERT_SCHEDULE_CONSTANT && o->trainer.steps > 0 &&
-        used < sizeof settings)
+    const bool counts_steps =
+        o->trainer.schedule.kind != MOERT_SCHEDULE_CONSTANT || config->recipe.bf16_finish > 0.0;
+    if (counts_steps && o->trainer.steps > 0 && used < sizeof settings)
         snprintf(settings + used, sizeof settings - used, "--steps %zu\n", o->trainer.steps);
     free(all.text);
     o->trainer.settings = settings;

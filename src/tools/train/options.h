@@ -58,5 +58,7 @@ typedef struct moert_train_options {
 moert_status moert_train_check(moert_train_options *options);
 
 /* trainer.settings = the options that change the results of a run, with their values. The number of
- * steps is one of these options if the schedule depends on it. Errors: ERROR_MEMORY. */
-moert_status moert_train_note_settings(moert_train_options *options);
+ * steps is one of these options if the schedule or the recipe depends on it. Errors:
+ * ERROR_MEMORY. */
+moert_status moert_train_note_settings(moert_train_options *options,
+                                       const moert_model_config *config);

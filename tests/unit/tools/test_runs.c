@@ -103,6 +103,24 @@ TEST(test_a_resume_says_what_it_resumes) {
     ASSERT_OK_ON_ALL(train("--steps 1 --out $DIR/run --no-checksums --resume auto"));
 }
 
+#define NVFP4 "--precision nvfp4 --lr-schedule constant --out $DIR/run "
+TEST(test_a_resume_says_what_becomes_of_a_recipe) {
+    moert_status status;
+    clear();
+    ASSERT_OK_ON_ALL(train(NVFP4 "--steps 2"));
+    const char *text = warnings_of(NVFP4 "--steps 40 --resume auto", &status);
+    ASSERT_ON_ALL(status == MOERT_OK && strstr(text, "nvfp4-plain") == NULL);
+    ASSERT_ON_ALL(
+        test_rank > 0 ||
+        strstr(text, "the steps in bf16 at the end begin at step 33 instead of 2, since"));
+    /* a checkpoint from before recipes existed */
+    assert_true(
+        run_shell("sed -i \"/recipes/d; /options/s/,$//\" $DIR/run/checkpoints/*/state.json"));
+    text = warnings_of(NVFP4 "--steps 40 --no-checksums --resume auto", &status);
+    ASSERT_ON_ALL(status == MOERT_OK && strstr(text, "the steps in bf16") == NULL);
+    ASSERT_ON_ALL(test_rank > 0 || strstr(text, "whose --precision nvfp4 is now nvfp4-plain; "));
+}
+
 /* Returns the value of an option in a session of a run's record, as JSON, and the source of the
  * value. */
 static const char *recorded(const json_t *session, const char *name) {
