@@ -1,5 +1,5 @@
 /*
- * Included by along_gpu.h and fp8_operands.cl after held.h, on GPUs whose row groups are warps: the
+ * Included by along_gpu.h and fp8_rows.h after held.h, on GPUs whose row groups are warps: the
  * largest magnitudes of blocks of the held rows.
  *
  * LANES items share a block of a row. Instead of computing the scales of all held rows, each of

@@ -20,17 +20,32 @@ static inline uint first_held(void) {
     return row_group_index() * HELD;
 }
 
-/* The same, for a step of a loop. On NVIDIA's GPUs each call reads the index of the row group from
- * the hardware, so that the compiler does not keep the addresses of all held rows in registers
- * across the loop. */
-static inline uint first_held_again(void) {
+/* The indices of the row group and of the work-item, for a step of a loop. On NVIDIA's GPUs each
+ * call reads an index from the hardware, so that the compiler does not keep addresses that depend
+ * on it in registers across the loop. */
+static inline uint row_group_again(void) {
 #ifdef HAS_WARPS
     uint index;
     __asm__ volatile("mov.u32 %0, %%tid.y;" : "=r"(index));
-    return index * HELD;
+    return index;
 #else
-    return first_held();
+    return row_group_index();
 #endif
+}
+
+static inline uint item_again(void) {
+#ifdef HAS_WARPS
+    uint index;
+    __asm__ volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+#else
+    return item_index();
+#endif
+}
+
+/* first_held for a step of a loop. */
+static inline uint first_held_again(void) {
+    return row_group_again() * HELD;
 }
 
 /* The maximum of x over the `items` items of this item's block. `items` is a power of two, and the

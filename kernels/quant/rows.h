@@ -1,5 +1,5 @@
 /*
- * Included by fake_quantize.cl and fp8_operands.cl after held.h: rows in float32 or bf16, and
+ * Included by fake_quantize.cl and fp8_rows.h after held.h: rows in float32 or bf16, and
  * largest magnitudes. Required: X_BF16 (0 rows are float32, 1 bf16).
  */
 #ifndef X_BF16
