@@ -94,6 +94,14 @@ typedef struct moert_update_args {
 } moert_update_args;
 MOERT_ARGS_LAYOUT(moert_update_args, random_high, 104, 112)
 
+/* For optimizer_fp8.cl: weights of `height` rows each. */
+typedef struct moert_update_fp8_args {
+    moert_update_args update;
+    args_u64 height;
+    args_i32 columns;
+} moert_update_fp8_args;
+MOERT_ARGS_LAYOUT(moert_update_fp8_args, columns, 120, 128)
+
 typedef struct moert_tree_args {
     args_u64 n, stride, offset;
     args_u32 first, count, total;

@@ -1,5 +1,5 @@
 /*
- * Included by fp8_operands.cl: quantizes the rows that the row groups of a
+ * Included by fp8_operands.cl and nn/optimizer_fp8.cl: quantizes the rows that the row groups of a
  * work-group hold, and stores the results. fp8_operands.cl describes the results and the required
  * defines.
  */

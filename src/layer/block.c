@@ -120,6 +120,7 @@ void moert_block_destroy(moert_block *block) {
         MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient,
                       block->tensor[i].bound_gradient);
     }
+    moert_block_free_fp8(block);
     MOERT_DESTROY(block->weight, block->gradient, block->nodes, block->kept);
     MOERT_FREE(block->border, block->tensor, block);
 }
@@ -128,6 +129,22 @@ void moert_block_weights_changed(moert_block *block) {
     for (size_t i = 0; i < block->count; i++) {
         moert_weight_cache_changed(&block->tensor[i].cache);
         block->tensor[i].is_rounded = false;
+        block->tensor[i].fp8_current = false;
+    }
+}
+
+const moert_fp8_operands *moert_block_fp8(const moert_block_tensor *tensor) {
+    const moert_fp8_operands *fp8 = &tensor->fp8;
+    return fp8->along.q != NULL && fp8->groups.rows * fp8->columns == tensor->elements ? fp8 : NULL;
+}
+
+void moert_block_free_fp8(moert_block *block) {
+    for (size_t i = 0; i < block->count; i++) {
+        moert_block_tensor *tensor = &block->tensor[i];
+        const moert_fp8_operands *fp8 = &tensor->fp8;
+        MOERT_DESTROY(fp8->along.q, fp8->along.scale, fp8->down.q, fp8->down.scale);
+        tensor->fp8 = (moert_fp8_operands){0};
+        tensor->fp8_current = false;
     }
 }
 

@@ -32,6 +32,7 @@
 #include "moert/layer.h"
 #include "nn/nn.h"
 #include "plan/expert_map.h"
+#include "quant/fp8_operands.h"
 #include "router/router.h"
 
 enum { MOERT_VIEW_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
@@ -54,6 +55,9 @@ typedef struct moert_block_tensor {
     moert_weight_cache cache;        /* the weight's panels */
     moert_rounded rounded;           /* copies that a recipe rounds (layer/dense_rounding.h) */
     bool is_rounded;                 /* `rounded` is that of the current weight */
+    moert_fp8_operands fp8;          /* the weight as FP8 operands, along for forward and down for
+                                        dgrad (layer/fp8.h); without payloads there are none */
+    bool fp8_current;                /* whether these have the values of the weight */
 } moert_block_tensor;
 
 /* Float32 gradient buffers that blocks with bf16 gradients use while they are open
@@ -137,8 +141,14 @@ moert_status moert_block_bind(moert_block *block, size_t tensor, const moert_buf
 moert_status moert_block_take_bound(const moert_block *block);
 moert_status moert_block_give_bound(const moert_block *block);
 
-/* Marks prepacked and rounded weights as stale. Call it after writing to the weights. */
+/* Marks prepacked and rounded weights and FP8 operands as stale. Call it after writing to the
+ * weights. */
 void moert_block_weights_changed(moert_block *block);
+
+/* The FP8 operands of a whole tensor, which a caller that changes the weight may also write, or
+ * NULL. The caller then calls moert_block_weights_changed, and after that sets fp8_current. */
+const moert_fp8_operands *moert_block_fp8(const moert_block_tensor *tensor);
+void moert_block_free_fp8(moert_block *block);
 
 /* With `repeats`, later GEMMs with the block's weights are repetitions of earlier GEMMs, so they
  * prepack the weights only where tensor cores need it (moert_weight_cache). */

@@ -7,39 +7,42 @@ enum { FOR_FORWARD, FOR_DGRAD, BLOCK = MOERT_FP8_BLOCK };
 
 /* ---- weights ---- */
 
+static moert_status reserve_result(moert_device *device, size_t bytes, moert_fp8_operand *to) {
+    MOERT_TRY(moert_buffer_reserve(device, bytes, &to->q));
+    return moert_buffer_reserve(device, bytes / (BLOCK * BLOCK) * sizeof(float), &to->scale);
+}
+
+static moert_quantized describe(const moert_fp8_operand *weight, bool transposed) {
+    return (moert_quantized){.format = MOERT_FORMAT_FP8_BLOCK,
+                             .axis = MOERT_AXIS_TILE,
+                             .transposed = transposed,
+                             .q = weight->q,
+                             .scale = weight->scale};
+}
+
 moert_status moert_fp8_refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
-    const size_t experts = layer->local_experts, bytes = experts * n * k,
-                 scale_bytes = bytes / (BLOCK * BLOCK) * sizeof(float);
+    moert_block_tensor *tensor = &layer->block[block]->tensor[EXPERT_WEIGHT];
+    moert_fp8_operands *fp8 = &tensor->fp8;
     moert_rounded *rounded = &layer->rounded[block];
-    for (size_t i = FOR_FORWARD; i <= FOR_DGRAD; i++) {
-        moert_fp8_operand *to = &rounded->fp8[i];
-        MOERT_TRY(moert_buffer_reserve(layer->mesh->device, bytes, &to->q));
-        MOERT_TRY(moert_buffer_reserve(layer->mesh->device, scale_bytes, &to->scale));
-        rounded->quantized[i] = (moert_quantized){.format = MOERT_FORMAT_FP8_BLOCK,
-                                                  .axis = MOERT_AXIS_TILE,
-                                                  .transposed = i == FOR_DGRAD,
-                                                  .q = to->q,
-                                                  .scale = to->scale};
-    }
-    return moert_fp8_operands_run(
-        &(moert_fp8_operands){.groups = {NULL, experts, experts * n},
-                              .columns = k,
-                              .tiles = true,
-                              .x = layer->block[block]->tensor[EXPERT_WEIGHT].weight,
-                              .along = rounded->fp8[FOR_FORWARD],
-                              .down = rounded->fp8[FOR_DGRAD]});
+    const size_t experts = layer->local_experts;
+    if (tensor->fp8_current)
+        return MOERT_OK;
+    *fp8 = (moert_fp8_operands){.groups = {NULL, experts, experts * n},
+                                .columns = k,
+                                .tiles = true,
+                                .x = tensor->weight,
+                                .along = fp8->along,
+                                .down = fp8->down};
+    MOERT_TRY(reserve_result(layer->mesh->device, experts * n * k, &fp8->along));
+    MOERT_TRY(reserve_result(layer->mesh->device, experts * n * k, &fp8->down));
+    rounded->quantized[FOR_FORWARD] = describe(&fp8->along, false);
+    rounded->quantized[FOR_DGRAD] = describe(&fp8->down, true);
+    return moert_fp8_operands_run(fp8);
 }
 
 void moert_fp8_take_weight(const moert_layer *layer, int block, moert_gemm *gemm) {
     const bool dgrad = gemm->kind == MOERT_GEMM_DGRAD;
     gemm->weight.quantized = &layer->rounded[block].quantized[dgrad ? FOR_DGRAD : FOR_FORWARD];
-}
-
-void moert_fp8_free(moert_rounded *rounded) {
-    for (size_t i = FOR_FORWARD; i <= FOR_DGRAD; i++) {
-        moert_buffer_destroy(rounded->fp8[i].q);
-        moert_buffer_destroy(rounded->fp8[i].scale);
-    }
 }
 
 /* ---- rows ---- */

@@ -12,11 +12,11 @@
 
 #include "layer/experts.h"
 
-/* Quantizes the weight [L,N,K] of `block` for forward and dgrad. */
+/* Quantizes the weight [L,N,K] of `block` for forward and dgrad, unless the optimizer has done so
+ * (moert_block_fp8). */
 moert_status moert_fp8_refresh_weight(moert_layer *layer, int block, size_t n, size_t k);
 /* Points a forward or dgrad to the quantized weight. */
 void moert_fp8_take_weight(const moert_layer *layer, int block, moert_gemm *gemm);
-void moert_fp8_free(moert_rounded *rounded);
 
 /* Quantizes operand x or y of a GEMM with the weight of `block` to scratch. A dgrad also quantizes
  * y for the wgrad of the same block, which then finds it. */

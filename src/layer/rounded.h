@@ -8,12 +8,11 @@
 #include "gemm/gemm.h"
 #include "quant/fp8_operands.h"
 
-/* For GEMMs of FP8 operands, the copies are instead payloads and scales (layer/fp8.h), which
- * `quantized` describes. */
+/* For GEMMs of FP8 operands, `quantized` describes the weight's FP8 operands for forward and dgrad
+ * instead, which the block keeps (moert_block_fp8). */
 typedef struct moert_rounded {
     moert_panels *panels[MOERT_PANELS_USES];
     moert_buffer *weight[MOERT_PANELS_USES];
-    moert_fp8_operand fp8[2];
     moert_quantized quantized[2];
 } moert_rounded;
 
@@ -32,7 +31,7 @@ typedef struct moert_rounded_source {
 moert_status moert_rounded_fill(moert_rounded *rounded, const moert_rounded_source *source);
 /* Points a forward or dgrad to its copy. */
 void moert_rounded_take(const moert_rounded *rounded, moert_gemm *gemm);
-/* Frees the copies, but not those of FP8 operands. */
+/* Frees the copies. */
 void moert_rounded_free(moert_rounded *rounded);
 
 /* The quantizer of a rounding other than bf16; `seed` is that of stochastic rounding. */

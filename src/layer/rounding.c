@@ -70,7 +70,8 @@ static moert_status refresh_weights(moert_layer *layer, bool fp8) {
 
 void moert_round_free(moert_layer *layer) {
     for (int i = 0; i < BLOCKS; i++) {
-        moert_fp8_free(&layer->rounded[i]);
+        if (layer->block[i] != NULL)
+            moert_block_free_fp8(layer->block[i]);
         moert_rounded_free(&layer->rounded[i]);
     }
     memset(layer->rounded, 0, sizeof layer->rounded);

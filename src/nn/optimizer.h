@@ -12,6 +12,7 @@
 #include "device/elements.h"
 #include "moert/device.h"
 #include "moert/formats.h"
+#include "quant/fp8_operands.h"
 
 typedef enum moert_optimizer_kind {
     MOERT_OPTIMIZER_ADAMW,
@@ -36,7 +37,10 @@ typedef struct moert_update {
     uint64_t step;                /* counts from 1 */
     moert_buffer *rounded;        /* receives the new parameters rounded to bf16 (nearest even), or
                                      NULL */
-    size_t at;                    /* offset of the first element in parameter and `rounded` */
+    /* receives the new parameters as FP8 operands in tiles (quant/fp8_operands.h), or NULL; the
+     * update is then one of whole tensors, whose parts have whole tiles of rows */
+    const moert_fp8_operands *fp8;
+    size_t at; /* offset of the first element in parameter and `rounded` */
     /* BF16 moments are rounded stochastically, so their expected values are right. The elements
      * belong to parts of equal size. A random number depends on `step`, the part's key, and the
      * element's index in the part. */
@@ -66,7 +70,8 @@ extern const moert_optimizer_row moert_optimizers[MOERT_OPTIMIZERS];
 /*
  * Updates n elements of `parameter` (float32), and of the optimizer's `moments`, by their gradient.
  * All moments have the same type and offset. Padding must be zero and stays zero. Errors:
- * ERROR_USAGE (step 0), ERROR_DEVICE. Not collective.
+ * ERROR_USAGE (step 0), ERROR_UNSUPPORTED (FP8 operands of other shapes), ERROR_DEVICE. Not
+ * collective.
  */
 moert_status moert_update_weights(const moert_update *update, size_t n, moert_buffer *parameter,
                                   const moert_elements *gradient, const moert_elements *moments);

@@ -24,7 +24,7 @@
 
 #include "args/quant.h"
 #include "base/memory.h"
-#include "moert/quantize.h"
+#include "quant/quantize.h"
 
 typedef struct moert_fp8_operand {
     moert_buffer *q; /* payload; NULL: no such result */
@@ -49,3 +49,7 @@ static inline size_t moert_fp8_padded_rows(size_t rows, size_t groups) {
 
 /* Bytes: reads x, writes the results. */
 moert_status moert_fp8_operands_run(const moert_fp8_operands *op);
+
+/* The options of a program that writes such operands (quant/fp8_rows.h). */
+void moert_fp8_program(const char *family, const moert_fp8_operands *op,
+                       char spec[MOERT_SPEC_BYTES]);

@@ -136,7 +136,8 @@ static const moert_model_tensor *find_tensor(const moert_model *model, const moe
 }
 
 /* Updates the elements of a tensor that lie in this rank's shard of the block. If several ranks
- * hold the block, writes no rounded copy of the weight, since that would cover only this shard. */
+ * hold the block, writes no rounded copy or FP8 operands of the weight, since these would cover
+ * only this shard. */
 static moert_status update_tensor(const moert_optimizer *optimizer, const moert_block *block,
                                   moert_block_tensor *tensor, const moert_update *step) {
     size_t first;
@@ -153,10 +154,13 @@ static moert_status update_tensor(const moert_optimizer *optimizer, const moert_
     update.at = update.first = from - tensor->offset;
     update.part = tensor->elements / tensor->parts;
     if (moert_comm_size(block->comm) == 1)
+        update.fp8 = moert_block_fp8(tensor);
+    if (moert_comm_size(block->comm) == 1 && update.fp8 == NULL)
         update.rounded = moert_weight_cache_copy(&tensor->cache, tensor->elements);
     MOERT_TRY(moert_update_weights(&update, to - from, tensor->weight, &gradient, moments));
     if (update.rounded != NULL)
         moert_weight_cache_rounded(&tensor->cache);
+    tensor->fp8_current = update.fp8 != NULL;
     return MOERT_OK;
 }
 

@@ -44,7 +44,7 @@
     X(ELEMENTWISE, "adds, rotations, biases", ANY, "nn/elementwise", "nn/columns", "nn/rope",      \
       "nn/bias")                                                                                   \
     X(SUMS, "gradient sums, norm", ANY, "nn/reduce", "nn/squares", "exchange/peers")               \
-    X(OPTIMIZER, "optimizer", ANY, "nn/optimizer")                                                 \
+    X(OPTIMIZER, "optimizer", ANY, "nn/optimizer", "nn/optimizer_fp8")                             \
     X(COPIES, "other copies", ANY, COPY)                                                           \
     X(OTHER, "other kernels", ANY, NULL)                                                           \
     X(DATA, "training data", ANY, NULL) /* reading a batch, or waiting until it is read */         \

@@ -197,9 +197,9 @@ moert_status moert_portable_fake_quantize(const moert_fake_quantize *op) {
                      MOERT_ARG(op->along), MOERT_ARG(op->down), args);
 }
 
-/* The program of a quantizer of FP8 operands. */
-static void choose_fp8_program(const moert_fp8_operands *op, char spec[MOERT_SPEC_BYTES]) {
-    add_format("quant/fp8_operands", MOERT_FORMAT_FP8_BLOCK, SCALE_E8M0, spec);
+void moert_fp8_program(const char *family, const moert_fp8_operands *op,
+                       char spec[MOERT_SPEC_BYTES]) {
+    add_format(family, MOERT_FORMAT_FP8_BLOCK, SCALE_E8M0, spec);
     const size_t used = strlen(spec);
     snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DX_BF16=%d -DALONG=%d -DDOWN=%d%s -DALIGNED",
              op->x_type == MOERT_DTYPE_BF16, op->along.q != NULL, op->down.q != NULL,
@@ -224,7 +224,7 @@ moert_status moert_portable_fp8_operands(const moert_fp8_operands *op) {
     char spec[MOERT_SPEC_BYTES];
     if (moert_by_form(device, 1, 0) == 1)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "FP8 operands need kernels in GPU form");
-    choose_fp8_program(op, spec);
+    moert_fp8_program("quant/fp8_operands", op, spec);
     if (op->down.q != NULL && !op->tiles)
         MOERT_TRY(MOERT_RUN(device, spec, "pad_ends", ((moert_grid){1, 1, 1}), MOERT_ARG(ends),
                             MOERT_ARG(op->padded_ends), MOERT_STRUCT(args)));

@@ -2,8 +2,10 @@
 /* Optimizers against float64 over several steps. */
 #include "base/dtype.h"
 #include "base/rng.h"
+#include "device/device.h"
 #include "device/elements.h"
 #include "nn/optimizer.h"
+#include "support/quant/quantized.h"
 #include "support/test.h"
 
 enum { STEPS = 5 };
@@ -270,6 +272,77 @@ TEST(test_the_mean_of_bf16_moments_is_right) {
     }
     assert_true(fabs(sum[0] / N / m - 1.0) < 2e-4);
     assert_true(fabs(sum[1] / N / v - 1.0) < 2e-4);
+}
+
+/* ---- weights of FP8 GEMMs ---- */
+
+enum { WEIGHTS = 2, HEIGHT = 256, WIDTH = 384, ALL = WEIGHTS * HEIGHT * WIDTH };
+enum { TILES_BYTES = ALL / (MOERT_FP8_BLOCK * MOERT_FP8_BLOCK) * sizeof(float) };
+
+static moert_fp8_operands tiles_of(const moert_buffer *x) {
+    return (moert_fp8_operands){.groups = {NULL, WEIGHTS, WEIGHTS * HEIGHT},
+                                .columns = WIDTH,
+                                .tiles = true,
+                                .x = x,
+                                .along = {unset_bytes(ALL), unset_bytes(TILES_BYTES)},
+                                .down = {unset_bytes(ALL), unset_bytes(TILES_BYTES)}};
+}
+
+static void assert_same(const char *what, const moert_buffer *got, const moert_buffer *want,
+                        size_t bytes) {
+    assert_same_bytes(what, "bytes", download(got, bytes), download(want, bytes), bytes);
+}
+
+/* Two steps that also write FP8 operands have the bytes of plain steps and a quantizer. The parts
+ * of a weight are its halves. */
+static void compare_fp8_steps(moert_optimizer_kind optimizer, moert_dtype moments,
+                              moert_dtype gradients) {
+    static const uint64_t keys[] = {11, 12, 13, 14, 15};
+    const size_t state = 4, bytes = (ALL + state) * (moert_dtype_bits(moments) / 8);
+    const float *parameter = random_floats(ALL, 1.0f, 70), *zero = test_alloc(bytes);
+    weights on[2];
+    for (size_t i = 0; i < 2; i++)
+        on[i] = (weights){upload_floats(parameter, ALL), upload(zero, bytes), upload(zero, bytes)};
+    moert_fp8_operands want = tiles_of(on[0].p), got = tiles_of(on[1].p);
+    for (uint64_t step = 1; step <= 2; step++) {
+        const moert_buffer *g = upload_as(random_floats(ALL, 1.0f, step), ALL, gradients);
+        moert_update update = step_of(optimizer, step);
+        update.part = HEIGHT / 2 * WIDTH;
+        update.keys = upload(keys, sizeof keys);
+        update.keys_at = 1;
+        for (size_t i = 0; i < 2; i++) {
+            const moert_elements gradient = {(moert_buffer *)g, gradients, 0},
+                                 all[] = {{on[i].m, moments, state}, {on[i].v, moments, state}};
+            update.fp8 = i == 1 ? &got : NULL;
+            ASSERT_OK(moert_update_weights(&update, ALL, on[i].p, &gradient, all));
+        }
+    }
+    ASSERT_OK(moert_fp8_operands_run(&want));
+    assert_same("parameter", on[1].p, on[0].p, ALL * sizeof(float));
+    assert_same("first moment", on[1].m, on[0].m, bytes);
+    assert_same("second moment", on[1].v, on[0].v, bytes);
+    assert_same("along", got.along.q, want.along.q, ALL);
+    assert_same("scales along", got.along.scale, want.along.scale, TILES_BYTES);
+    assert_same("down", got.down.q, want.down.q, ALL);
+    assert_same("scales down", got.down.scale, want.down.scale, TILES_BYTES);
+}
+
+static void compare_fp8(moert_optimizer_kind optimizer) {
+    const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
+    for (size_t i = 0; i < 4 && moert_by_form(test_device, 0, 1) == 1; i++)
+        compare_fp8_steps(optimizer, types[i % 2], types[i / 2]);
+}
+
+EACH(test_fp8_operands_are_those_of_the_new_parameters, compare_fp8)
+
+TEST(test_other_shapes_of_fp8_operands_are_refused) {
+    const moert_elements all[] = {{unset_floats(ALL), MOERT_DTYPE_F32, 0},
+                                  {unset_floats(ALL), MOERT_DTYPE_F32, 0}};
+    const moert_fp8_operands fp8 = tiles_of(all[0].buffer);
+    moert_update update = step_of(MOERT_OPTIMIZER_ADAMW, 1);
+    update.fp8 = &fp8;
+    ASSERT_FAILS(moert_update_weights(&update, ALL - 4, all[0].buffer, all, all),
+                 MOERT_ERROR_UNSUPPORTED, "512 x 384 weights");
 }
 
 TESTS(open_test_device, close_test_device)
