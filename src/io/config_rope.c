@@ -194,14 +194,8 @@ moert_status moert_config_read_rope(const char *path, const json_t *root,
                                     moert_model_config *config) {
     static const char *const names[] = {"rope_parameters", "rope_scaling"};
     const json_t *theta = moert_field_value(root, "rope_theta");
-    const json_t *width = moert_field_value(root, "rotary_dim"); /* MiniMax-M2 */
     moert_model_config found[MOERT_COUNT(names)] = {{.family = 0}};
-    size_t count = 0, rotated;
-    if (width != NULL) {
-        MOERT_TRY(moert_field_size(path, "rotary_dim", width, 1, &rotated));
-        if (config->partial_rotary == 0.0f)
-            config->partial_rotary = (float)((double)rotated / (double)config->head_size);
-    }
+    size_t count = 0;
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         json_t *rope = moert_field_value(root, names[i]);
         if (rope == NULL)

@@ -171,14 +171,6 @@ static const moert_family_row rows[] = {
                .shared = "mlp.shared_mlp"},
      .joined = &joined_corrected, .output_bias = true,
      .standard = {CORRECTED, .qk_norm = true, .first_dense = 1}},
-    {"minimax_m2", "MiniMaxM2ForCausalLM",
-     .keys = LOCAL_EXPERTS EXPERT_SIZE AUXILIARY_LOSS
-     "head_dim:128 max_position_embeddings:196608 num_key_value_heads:8 rms_norm_eps:1e-6 "
-     "partial_rotary_factor? rotary_dim rope_theta?:5e6 router_jitter_noise!0",
-     .names = {.router = {"block_sparse_moe.gate.weight", NULL,
-                          "block_sparse_moe.e_score_correction_bias"}, BLOCK_NAMES},
-     .joined = &joined_corrected,
-     .standard = {CORRECTED, .qk_norm = true, .qk_norm_whole = true}},
     {"aria_text", "AriaTextForCausalLM",
      .keys = EXPERT_SIZE
      "moe_num_experts=num_experts moe_topk=num_experts_per_tok "

@@ -88,7 +88,7 @@ static const config_field fields[] = {
     OTHER("hidden_act"), OTHER("rope_parameters"), OTHER("rope_scaling"),
     OTHER("quantization_config"), OTHER("layer_types"), OTHER("mlp_layer_types"),
     OTHER("mlp_only_layers"), OTHER("use_sliding_window"), OTHER("topk_method"),
-    OTHER("rotary_dim"), OTHER("indexer_types"), OTHER("layer_rope_theta"),
+    OTHER("indexer_types"), OTHER("layer_rope_theta"),
     OTHER("sliding_window_pattern"),
 };
 
