@@ -38,8 +38,8 @@ typedef struct moert_family_row {
     const char *model_type, *architecture;
     const char *alias; /* another model_type of the same models, or NULL */
     /*
-     * The keys of config.json besides those of all families, as words separated by blanks. The
-     * last word with a name counts.
+     * The keys of config.json besides those of all families, as words separated by blanks. Of
+     * several words for one key the last counts.
      *
      *   NAME               a key of model_fields.c; null is refused
      *   NAME?              null means the default
