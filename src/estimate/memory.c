@@ -249,11 +249,14 @@ static void add_kind(const moert_memory_shape *s, const block_kind *kind, bool o
 
 static void add_copies(const moert_memory_shape *s, moert_memory *memory) {
     const size_t times = s->setting->micro_batches;
+    const moert_recipe *recipe = &s->setting->config->recipe;
     moert_layer_sizes layer = s->layer;
     for (size_t l = 0; l < s->moe_layers; l++) {
         layer.rows = moert_memory_pass_peak(s, l).rows;
         ADD(memory, copies, "experts", moert_copies_of_experts(&layer, times));
-        ADD(memory, copies, "routers and shared experts", moert_copies_of_router(&layer, times));
+        ADD(memory, copies, "routers and shared experts",
+            moert_copies_of_router(&layer, times,
+                                   moert_recipe_keeps_bf16(recipe, l, s->moe_layers)));
     }
     for (size_t l = 0; l < s->model.layers; l++)
         ADD(memory, copies, "attention", moert_copies_of_attention(&s->model, l, times));

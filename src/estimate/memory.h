@@ -66,7 +66,7 @@ typedef struct moert_memory_part {
     const char *kind, *name; /* field of the table above; name of the buffers */
     size_t bytes;
 } moert_memory_part;
-enum { MOERT_MEMORY_PARTS = 96 };
+enum { MOERT_MEMORY_PARTS = 128 };
 
 typedef struct moert_memory {
 #define MOERT_MEMORY_FIELD(field, title, help) size_t field;

@@ -21,7 +21,7 @@ static size_t kind_bytes(const moert_model_sizes *one, const moert_layer_sizes *
         floats += owned && adds ? moert_block_border(&own.of[i], 1, 1) : 0;
     }
     return floats * sizeof(float) +
-           (moe ? moert_copies_of_experts(&of, 1) + moert_copies_of_router(&of, 1) +
+           (moe ? moert_copies_of_experts(&of, 1) + moert_copies_of_router(&of, 1, false) +
                       moert_buffer_table_bytes(moert_run_moe_buffers, one)
                 : moert_copies_of_dense(one, 1) +
                       moert_buffer_table_bytes(moert_dense_buffers, one));

@@ -53,10 +53,11 @@ void moert_model_scratch(const moert_model_sizes *sizes, size_t floats[MOERT_SCR
 /*
  * Bytes of the rounded and prepacked copies of weights, if each weight is used in `times` forwards
  * and dgrads before it changes: of the experts and of the router of a MoE layer, of a layer's
- * attention, of a dense GLU, of the head. `layer`: the index of the layer.
+ * attention, of a dense GLU, of the head. `layer`: the index of the layer. `keeps_bf16`: the recipe
+ * keeps the layer in bf16.
  */
 size_t moert_copies_of_experts(const moert_layer_sizes *sizes, size_t times);
-size_t moert_copies_of_router(const moert_layer_sizes *sizes, size_t times);
+size_t moert_copies_of_router(const moert_layer_sizes *sizes, size_t times, bool keeps_bf16);
 size_t moert_copies_of_attention(const moert_model_sizes *sizes, size_t layer, size_t times);
 size_t moert_copies_of_dense(const moert_model_sizes *sizes, size_t times);
 size_t moert_copies_of_head(const moert_model_sizes *sizes, size_t times);
