@@ -11,10 +11,7 @@ static size_t layer_count(const moert_model_config *config) {
 }
 
 static moert_status read_types(const char *path, const json_t *list, moert_model_config *config) {
-    if (!json_is_array(list) || json_array_size(list) != config->layers)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: layer_types is not a list of %zu layers (num_hidden_layers)", path,
-                          config->layers);
+    MOERT_TRY(moert_field_layers(path, "layer_types", list, config->layers));
     for (size_t l = 0; l < layer_count(config); l++) {
         const char *type = json_string_value(json_array_get(list, l));
         if (type != NULL && strcmp(type, "sliding_attention") == 0)
@@ -135,10 +132,7 @@ static moert_status read_windows(const char *path, const json_t *root, moert_mod
 /* Reads mlp_layer_types, which decides about all layers. */
 static moert_status read_mlp_types(const char *path, const json_t *list,
                                    moert_model_config *config) {
-    if (!json_is_array(list) || json_array_size(list) != config->layers)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: mlp_layer_types is not a list of %zu layers (num_hidden_layers)",
-                          path, config->layers);
+    MOERT_TRY(moert_field_layers(path, "mlp_layer_types", list, config->layers));
     for (size_t l = 0; l < layer_count(config); l++) {
         const char *type = json_string_value(json_array_get(list, l));
         if (type != NULL && strcmp(type, "dense") == 0)

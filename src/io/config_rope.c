@@ -168,10 +168,7 @@ moert_status moert_config_read_thetas(const char *path, const json_t *root,
     size_t l;
     if (list == NULL)
         return MOERT_OK;
-    if (!json_is_array(list) || json_array_size(list) != config->layers)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: layer_rope_theta is not a list of %zu layers (num_hidden_layers)",
-                          path, config->layers);
+    MOERT_TRY(moert_field_layers(path, "layer_rope_theta", list, config->layers));
     json_array_foreach(list, l, value) {
         double theta, *of_type = &thetas[moert_layer_set_has(&config->windowed, l)];
         MOERT_TRY(moert_field_double(path, "layer_rope_theta", value, false, &theta));

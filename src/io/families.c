@@ -18,13 +18,15 @@
     .dense = "mlp", .experts = "mlp.experts", .parts = GATE_UP, JOINED, .shared_parts = GATE_UP
 #define SEPARATE  .router = ROUTER_NAMES("mlp.gate"), MLP_NAMES
 #define SHARED    SEPARATE, .shared = "mlp.shared_experts"
+#define CORRECTED_NAMES /* the MLP has the correction bias, not the router */ \
+    .router = {"mlp.gate.weight", NULL, "mlp.e_score_correction_bias"}, MLP_NAMES,                 \
+    .shared = "mlp.shared_experts"
 #define BLOCK_NAMES .experts = "block_sparse_moe.experts", .parts = W123
 /* files of transformers with joined experts */
 static const moert_tensor_names joined_names = {
     SHARED, .files = MOERT_EXPERTS_JOINED};
 static const moert_tensor_names joined_corrected = {
-    .router = {"mlp.gate.weight", NULL, "mlp.e_score_correction_bias"}, MLP_NAMES,
-    .files = MOERT_EXPERTS_JOINED, .shared = "mlp.shared_experts"};
+    CORRECTED_NAMES, .files = MOERT_EXPERTS_JOINED};
 
 /* ---- groups of keys ---- */
 
@@ -185,9 +187,7 @@ static const moert_family_row rows[] = {
      "num_shared_experts=n_shared_experts:1 routed_scaling_factor:2.5 first_k_dense_replace:1 "
      "max_position_embeddings:2048 mlp_layer_types? num_key_value_heads~:32 pad_token_id?:0 "
      "rms_norm_eps:1e-5 rope_theta?:1e4 sliding_window?:4096 sliding_window_pattern",
-     .names = {.router = {"mlp.gate.weight", NULL, "mlp.e_score_correction_bias"}, MLP_NAMES,
-               .shared = "mlp.shared_experts"},
-     .joined = &joined_corrected, .windows = MOERT_WINDOW_PATTERN, .full_unrotated = true,
+     .names = {CORRECTED_NAMES}, .joined = &joined_corrected, .windows = MOERT_WINDOW_PATTERN, .full_unrotated = true,
      .standard = {CORRECTED, .qk_norm = true}},
     {"mellum", "MellumForCausalLM",
      .keys = LOCAL_EXPERTS MLP_SIZES AUXILIARY_LOSS PREDICTION_LAYERS

@@ -264,6 +264,14 @@ moert_status moert_field_bool(const char *path, const char *key, const json_t *v
     return MOERT_OK;
 }
 
+moert_status moert_field_layers(const char *path, const char *key, const json_t *value,
+                                size_t layers) {
+    return json_is_array(value) && json_array_size(value) == layers
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_FORMAT, "%s: %s is not a list of %zu layers (num_hidden_layers)",
+                            path, key, layers);
+}
+
 /* ---- reading ---- */
 
 static moert_status read_value(const char *path, const char *key, const json_t *value,
@@ -308,9 +316,7 @@ static moert_status take_first(const char *path, const char *key, size_t layers,
     json_t *list = *value, *other;
     size_t i;
     *value = json_array_get(list, 0);
-    if (json_array_size(list) != layers)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not a list of %zu layers (num_hidden_layers)",
-                          path, key, layers);
+    MOERT_TRY(moert_field_layers(path, key, list, layers));
     json_array_foreach(list, i, other) {
         if (!json_equal(*value, other))
             return MOERT_FAIL(ERROR_UNSUPPORTED,

@@ -44,6 +44,10 @@ moert_status moert_field_bool(const char *path, const char *key, const json_t *v
 
 moert_status moert_config_read_thetas(const char *path, const json_t *root,
                                       moert_model_config *config);
+/* ERROR_FORMAT unless the value is a list with an element for each layer. */
+moert_status moert_field_layers(const char *path, const char *key, const json_t *value,
+                                size_t layers);
+
 /* rope->width = the rotated elements of a head, `partial` of all unless that is 0. */
 void moert_config_set_rope_width(float partial, const moert_model_config *config,
                                  moert_rope_scheme *rope);
