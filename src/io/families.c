@@ -187,7 +187,8 @@ static const moert_family_row rows[] = {
      "num_shared_experts=n_shared_experts:1 routed_scaling_factor:2.5 first_k_dense_replace:1 "
      "max_position_embeddings:2048 mlp_layer_types? num_key_value_heads~:32 pad_token_id?:0 "
      "rms_norm_eps:1e-5 rope_theta?:1e4 sliding_window?:4096 sliding_window_pattern",
-     .names = {CORRECTED_NAMES}, .joined = &joined_corrected, .windows = MOERT_WINDOW_PATTERN, .full_unrotated = true,
+     .names = {CORRECTED_NAMES},
+     .joined = &joined_corrected, .windows = MOERT_WINDOW_PATTERN, .full_unrotated = true,
      .standard = {CORRECTED, .qk_norm = true}},
     {"mellum", "MellumForCausalLM",
      .keys = LOCAL_EXPERTS MLP_SIZES AUXILIARY_LOSS PREDICTION_LAYERS

@@ -63,7 +63,8 @@ size_t moert_copies_of_router(const moert_layer_sizes *s, size_t times, bool kee
     const moert_layer_options *o = s->options;
     const moert_glu_sizes shared = moert_layer_shared_sizes(s);
     const size_t rows[] = {o->router.experts, o->shared_gate};
-    size_t bytes = shared.rounds && !keeps_bf16 ? rounded_glu_bytes(&shared) : glu_bytes(&shared, times);
+    size_t bytes =
+        shared.rounds && !keeps_bf16 ? rounded_glu_bytes(&shared) : glu_bytes(&shared, times);
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         bytes += prepacked_bytes(s->device, rows[i], o->hidden, MOERT_PANELS_FORWARD,
                                  MOERT_DTYPE_F32, times);
